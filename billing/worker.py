@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import redis as redis_client
@@ -21,11 +22,15 @@ from billing import metrics
 from billing.charges.adjustment_runner import AdjustmentRunner
 from billing.costs.background import CostAttribution
 from billing.costs.settings import CostSettings
+from billing.invoices.closing import close_tenant
 from billing.invoices.schedule import PeriodSchedule
 from billing.jobs import Job, JobThreads
+from billing.limits.card_top_ups import CardTopUps
+from billing.limits.limit_alerts import LimitAlerts
 from billing.limits.spending_runner import SpendingRunner
 from billing.metering import OUTAGES, Meter
 from billing.notifications import delivery
+from billing.payments.background import payments_of
 from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair
 from billing.reconciliation.engine_counts import EngineCountKeeper
@@ -35,6 +40,7 @@ from billing.resources.metering import ResourceMeters
 from billing.resources.settings import ResourceSettings
 from billing.settings import BillingSettings
 from billing.stream import StreamEntry, UsageStream, read_backlog
+from billing.stripe_settings import StripeSettings
 from billing.usage.partitions import add_partitions
 from core import db, telemetry
 from core.settings import PostgresSettings, RedisSettings, TelemetrySettings
@@ -44,6 +50,7 @@ _BACKOFF_MS_MIN: Final = 100
 _JOBS_STOP_S: Final = 5
 _TABLES_EVERY_MS: Final = 3_600_000
 _RECONCILIATION_DUE_MS: Final = 30_000
+_PAYMENTS_STOP_S: Final = 2  # a call that is cut off goes on when its lease ends
 
 _log = structlog.get_logger()
 
@@ -182,14 +189,19 @@ def run() -> None:
             tenants_max=settings.billing_quota_drift_tenants_max,
             price_age_max=price_age_max,
         )
-        jobs = JobThreads(_jobs(engine, redis, meter, quotas, drift, settings))
+        payments = payments_of(PostgresSettings(), StripeSettings())
+        jobs = JobThreads([*_jobs(engine, redis, meter, quotas, drift, settings), *(payments.jobs if payments else [])])
         jobs.start()
         notifications = delivery.build_runner(PostgresSettings())
         notifications.start()
+        if payments:
+            payments.runner.start()
         try:
             BillingWorker(redis, stream, meter, quotas, settings, stop).run_forever()
         finally:
             notifications.stop()
+            if payments:
+                payments.runner.stop(_PAYMENTS_STOP_S)
         jobs.stop(timeout_s=_JOBS_STOP_S)
     engine.dispose()
 
@@ -230,11 +242,15 @@ def _jobs(
     reconciliation = ReconciliationSchedule(
         engine, run_limits(settings), every=timedelta(seconds=settings.billing_reconcile_s)
     )
+    spending = SpendingRunner(
+        engine, meter.watch(), invoice_now=partial(close_tenant, engine, kind="threshold"), payments=CardTopUps()
+    )
     return [
         Job("quotas", 1_000, compare_quotas),
         Job("adjustments", 500, adjustments.run_once),
         Job("engine_counts", 1_000, keep_engine_counts),
-        Job("spending", 500, SpendingRunner(engine, meter.watch()).run_once),
+        Job("spending", 500, spending.run_once),
+        Job("limit_alerts", 500, LimitAlerts(engine, redis, meter.watch()).run_once),
         Job("periods", 1_000 * settings.billing_schedule_s, PeriodSchedule(engine, grace=grace).run_once),
         Job("resources", 1_000 * resource_settings.resource_poll_s, resources.run_once),
         Job("costs", 1_000 * cost_settings.cost_poll_s, costs.run_once),

@@ -36,10 +36,12 @@ from control_plane.health import ReadinessCheck, healthz, readyz
 from control_plane.http_protocol import protocol_for
 from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.invoices.documents_api import AdminCorrections, AdminParties, OwnDocuments
-from control_plane.limits.api import AdminSpending
+from control_plane.limits.api import AdminSpending, SpendLimits
 from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
 from control_plane.notifications.service import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
+from control_plane.payments.api import AdminPayments, OwnPayments, stripe_webhook
+from control_plane.payments.service import PaymentAccess
 from control_plane.plans.api import AdminPlans
 from control_plane.publishing.api import Changes
 from control_plane.publishing.gateway_ack import AckWaiter
@@ -106,6 +108,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         costs=settings.costs,
         invoices=settings.invoices,
         pdf_maker=PdfMaker(settings.documents),
+        payments=PaymentAccess(settings.stripe, settings.webhooks),
     )
     authenticator = Authenticator(engine=engine, pepper=resources.pepper, find_principal=api_keys.find_principal)
 
@@ -124,9 +127,11 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         route_handlers=[
             healthz,
             readyz,
+            stripe_webhook(settings.webhooks.payments_webhook_bytes_max),
             _admin(settings, authenticator),
             _tenant(authenticator),
             _openai(authenticator),
+            stripe_webhook(settings.webhooks.payments_webhook_bytes_max),
         ],
         dependencies=providers(resources),
         exception_handlers=HANDLERS,
@@ -184,6 +189,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminInvoiceDocuments,
             AdminCreditNoteDocuments,
             AdminCosts,
+            AdminPayments,
             Changes,
         ],
     )
@@ -209,8 +215,10 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnCredits,
             OwnInvoiceDocuments,
             OwnCreditNoteDocuments,
+            SpendLimits,
             NotificationEndpoints,
             NotificationDeliveries,
+            OwnPayments,
             Changes,
         ],
     )

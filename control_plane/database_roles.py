@@ -96,7 +96,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "notification_deliveries": {WEB: _QUEUE, WORKER: _ADD, BILLING: _QUEUE},
     "payment_queues": _PAYMENTS,
     "payment_operations": _PAYMENTS,
-    "payment_steps": {WEB: "SELECT, UPDATE", WORKER: _READ, BILLING: _QUEUE},
+    "payment_steps": _PAYMENTS,
     "pushed_invoices": _PAYMENTS,
     "stripe_events": _PAYMENTS,
     "stripe_events_listed": {WEB: _READ, BILLING: _QUEUE},

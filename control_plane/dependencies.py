@@ -22,6 +22,7 @@ from control_plane.change_handlers import ChangeHandlers
 from control_plane.health import ReadinessCheck
 from control_plane.idempotency.service import IdempotentRequest, digest_of
 from control_plane.notifications.service import NotificationRules
+from control_plane.payments.service import PaymentAccess
 from control_plane.registry import base_models
 from control_plane.registry.adapters import pins
 from control_plane.registry.revisions.uploads import Uploads
@@ -60,6 +61,7 @@ class Resources:
     costs: CostSettings
     invoices: InvoiceSettings
     pdf_maker: PdfMaker
+    payments: PaymentAccess
 
 
 def open_redis(url: str) -> Redis:
@@ -69,11 +71,6 @@ def open_redis(url: str) -> Redis:
 
 def providers(resources: Resources) -> dict[str, Provide]:
     """The dependencies of every route handler, by name."""
-
-    def change_handlers() -> ChangeHandlers:
-        return ChangeHandlers(
-            on_limits_changed=pins.refresh_tenants, on_plan_changed=_on_plan_changed, on_status_set=_on_status_set
-        )
 
     def principal(request: Request[Any, Any, Any]) -> Principal:
         found = request.scope["auth"]
@@ -87,6 +84,9 @@ def providers(resources: Resources) -> dict[str, Provide]:
             key=idempotency_key,
             request_sha256=await digest_of(request),
         )
+
+    async def raw_body(request: Request[Any, Any, Any]) -> bytes:
+        return await request.body()
 
     held = {
         "engine": resources.engine,
@@ -103,12 +103,21 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "cost_settings": resources.costs,
         "invoice_rules": resources.invoices,
         "pdf_maker": resources.pdf_maker,
+        "payment_access": resources.payments,
     }
     return {name: _constant(value) for name, value in held.items()} | {
-        "change_handlers": Provide(change_handlers, sync_to_thread=False),
+        "change_handlers": Provide(handlers_of_changes, sync_to_thread=False),
         "principal": Provide(principal, sync_to_thread=False),
         "idempotent": Provide(idempotent),
+        "raw_body": Provide(raw_body),
     }
+
+
+def handlers_of_changes() -> ChangeHandlers:
+    """The rooms that react to changes of tenants and plans."""
+    return ChangeHandlers(
+        on_limits_changed=pins.refresh_tenants, on_plan_changed=_on_plan_changed, on_status_set=_on_status_set
+    )
 
 
 def _constant(value: object) -> Provide:

@@ -10,7 +10,9 @@ from adapters.settings import StoreSettings, UploadSettings
 from billing.costs.settings import CostSettings
 from billing.documents.settings import DocumentSettings
 from billing.notifications.settings import NotificationSettings
+from billing.payments.settings import WebhookSettings
 from billing.settings import InvoiceSettings
+from billing.stripe_settings import StripeSettings
 from core.settings import (
     CorsSettings,
     Fragment,
@@ -327,4 +329,6 @@ class ControlSettings:
     costs: CostSettings = field(default_factory=CostSettings)
     invoices: InvoiceSettings = field(default_factory=InvoiceSettings)
     documents: DocumentSettings = field(default_factory=DocumentSettings)
+    stripe: StripeSettings = field(default_factory=StripeSettings)
+    webhooks: WebhookSettings = field(default_factory=WebhookSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

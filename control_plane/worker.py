@@ -20,9 +20,10 @@ from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.sandbox.work_folder import remove_abandoned
 from control_plane import metrics
-from control_plane.dependencies import open_redis
+from control_plane.dependencies import handlers_of_changes, open_redis
 from control_plane.idempotency import service as idempotency
 from control_plane.limits.changed_ceilings import ChangedCeilings
+from control_plane.payments.service import StandingChanges
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.registry.adapters import pins
@@ -89,6 +90,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     ceilings = SpendCeilings(engine, redis, worker)
     scheduled = ScheduledVersions(engine)
     changed_ceilings = ChangedCeilings(engine)
+    payment_standings = StandingChanges(engine, handlers_of_changes())
     return [
         Loop(name="relay", run_once=relay.run_once, idle_s=worker.relay_poll_ms / 1000),
         *(
@@ -100,6 +102,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         Loop(name="revocations-kept", run_once=receipts.recheck_unloaded, idle_s=worker.cleanup_poll_s),
         Loop(name="spend-ceilings", run_once=ceilings.run_once, idle_s=worker.spend_ceiling_poll_s),
         Loop(name="changed-ceilings", run_once=changed_ceilings.run_once, idle_s=worker.ceiling_publish_poll_ms / 1000),
+        Loop(name="payment-standings", run_once=payment_standings.run_once, idle_s=worker.relay_poll_ms / 1000),
         Loop(name="scheduled-versions", run_once=scheduled.run_once, idle_s=worker.scheduled_version_poll_ms / 1000),
         Loop(name="removal", run_once=removal.run_once, idle_s=worker.cleanup_poll_s),
         Loop(name="orphans", run_once=orphans.run_once, idle_s=worker.orphans_poll_s),

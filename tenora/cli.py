@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tenora.settings import StackSettings
 from tenora.stack import daemon
-from tenora.stack.status import read_status
+from tenora.stack.status import payments_line, read_status
 from tenora.stack.up_down import programs_table, start_stack, stop_stack
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def up(*, detach: bool) -> None:
     console.print(
         f"gateway {status['gateway_url']}/v1   control plane {status['control_url']}/schema/docs   home {settings.root}"
     )
+    if payments := payments_line(status):
+        console.print(payments)
     if detach:
         return
     console.print("running; Ctrl-C stops everything")
@@ -71,6 +73,8 @@ def status(*, as_json: bool, secrets: bool) -> None:
         print(json.dumps(now, indent=2))
     elif now["programs"]:
         Console().print(f"home {settings.root}   gateway {now['gateway_url']}/v1   control plane {now['control_url']}")
+        if payments := payments_line(now):
+            Console().print(payments)
         Console().print(programs_table(now["programs"]))
     else:
         console.print(_nothing_runs(settings), soft_wrap=True)

@@ -5,6 +5,7 @@ The order: promotional credits, rounding of the net, tax, and then what pays at 
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
@@ -13,27 +14,29 @@ from sqlmodel import Session
 
 from billing import ledger
 from billing.charges.lines import DraftInvoiceLine
+from billing.credits.views import CreditUse
 from billing.invoices import balance, settlement
 from billing.invoices.documents import seal
 from billing.invoices.events import append, lock_invoices
 from billing.invoices.models import Invoice, InvoiceCredit, InvoiceLine, InvoiceTaxLine
 from billing.invoices.queries import invoice_view
 from billing.invoices.statuses import EventChange, InvoiceState
-from billing.invoices.views import AppliedCredit, LotUse
+from billing.invoices.views import AppliedCredit
+from billing.notifications.outbox import notify
 from billing.periods import Period
 from billing.tax.calculation import TaxDecision, TaxLine, tax_lines
 from billing.tax.parties import Parties
 from billing.views import InvoiceKind, InvoiceView
-from core.db import database_now
 from core.ids import new_id
 from core.money import cents_to_nanos, distribute_cents
 
 
 class Taxation(NamedTuple):
-    """Who sells to whom, and which taxes that has."""
+    """Who sells to whom, and which taxes that has at the invoice's date."""
 
     parties: Parties
     decision: TaxDecision
+    at: datetime
 
 
 class Amounts(NamedTuple):
@@ -60,7 +63,7 @@ class Amounts(NamedTuple):
         return sum(tax.tax_cents for tax in self.taxes)
 
 
-def amounts(lines: Sequence[DraftInvoiceLine], uses: Sequence[LotUse], decision: TaxDecision) -> Amounts:
+def amounts(lines: Sequence[DraftInvoiceLine], uses: Sequence[CreditUse], decision: TaxDecision) -> Amounts:
     """Round the net once, share its cents out over lines and credits, and add the taxes. Pure."""
     nanos = [*(line.amount_nanos for line in lines), *(-use.amount_nanos for use in uses)]
     cents = distribute_cents(nanos)
@@ -101,7 +104,7 @@ def finalize(
         total_cents=made.net_cents + made.tax_cents,
         seller=_builtins(taxation.parties.seller),
         buyer=_builtins(taxation.parties.buyer),
-        created_at=database_now(session),
+        created_at=taxation.at,
     )
     _write_parts(session, invoice_id, made)
     session.add(invoice)
@@ -118,9 +121,22 @@ def finalize(
     )
     state = _settle(session, invoice)
     number = seal(session, "invoice", invoice.id, tenant_id)
+    _tell(session, invoice, number)
     if state.amount_due_cents > 0:
         settlement.collect(session, invoice, number, state.amount_due_cents)
     return invoice_view(invoice, number, state)
+
+
+def _tell(session: Session, invoice: Invoice, number: str) -> None:
+    """Tell the tenant, unless the invoice is over nothing."""
+    if invoice.total_cents:
+        notify(
+            session,
+            tenant_id=invoice.tenant_id,
+            event_type="invoice.finalized",
+            data={"invoice_id": invoice.id, "number": number, "total_cents": invoice.total_cents},
+            dedupe_key=f"invoice.finalized:{invoice.id}",
+        )
 
 
 def _settle(session: Session, invoice: Invoice) -> InvoiceState:

@@ -108,10 +108,10 @@ def read_document(session: Session, invoice_id: str, *, tenant_id: str | None = 
 
 def read_invoice(session: Session, invoice_id: str) -> InvoiceView:
     """An invoice without its lines. Raises NotFound."""
-    found = _find(session, invoice_id, None)
+    found = find_invoice(session, invoice_id=invoice_id, tenant_id=None)
     if found is None:
         raise NotFound("Invoice not found.", code="invoice_not_found")
-    return _view(*found)
+    return found
 
 
 def invoice_view(invoice: Invoice, number: str, state: InvoiceState) -> InvoiceView:

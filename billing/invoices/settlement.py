@@ -8,44 +8,54 @@ from typing import Literal
 from sqlmodel import Session
 
 from billing.charges.lines import DraftInvoiceLine
+from billing.credits import burning
+from billing.credits.views import CreditUse
 from billing.invoices.event_models import CreditNote
 from billing.invoices.models import Invoice
-from billing.invoices.views import LotUse
+from billing.invoices.queries import read_document
+from billing.payments import invoice_collection
 from billing.periods import Period
 
 
 def apply_promotional(
     session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine], *, invoice_id: str
-) -> list[LotUse]:
+) -> list[CreditUse]:
     """Burn promotional credits for these lines, posted to the ledger. Returns what was used of each lot."""
-    del session, tenant_id, period, lines, invoice_id
-    return []
+    return burning.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
 
 
 def plan_promotional(
     session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine]
-) -> list[LotUse]:
+) -> list[CreditUse]:
     """What promotional credits would pay of these lines. Writes nothing."""
-    del session, tenant_id, period, lines
-    return []
+    return burning.plan_promotional(session, tenant_id, period, lines)
 
 
 def apply_paid(session: Session, tenant_id: str, invoice_id: str, due_cents: int) -> int:
     """Burn paid credits for the amount due, posted to the ledger. Returns the cents that they pay."""
-    del session, tenant_id, invoice_id, due_cents
-    return 0
+    return burning.apply_paid(session, tenant_id, invoice_id, due_cents)
 
 
 def collect(session: Session, invoice: Invoice, number: str, due_cents: int) -> None:
     """Queue the collection of a final invoice of which something is due."""
-    del session, invoice, number, due_cents
+    del number, due_cents  # the document has both
+    invoice_collection.push(session, read_document(session, invoice.id))
 
 
 def collect_less(session: Session, note: CreditNote) -> None:
     """Queue what a credit note changes at the collection, and the refund that it asks for."""
-    del session, note
+    invoice_collection.push_credit_note(
+        session,
+        tenant_id=note.tenant_id,
+        note_id=note.id,
+        invoice_id=note.invoice_id,
+        reason=note.reason,
+        due_cents=note.due_cents,
+        balance_cents=note.balance_cents,
+        refund_cents=note.refund_cents,
+    )
 
 
 def stop_collecting(session: Session, invoice: Invoice, how: Literal["void", "uncollectible"]) -> None:
     """Queue the end of an invoice's collection."""
-    del session, invoice, how
+    invoice_collection.end(session, tenant_id=invoice.tenant_id, invoice_id=invoice.id, how=how)

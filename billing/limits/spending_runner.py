@@ -5,7 +5,7 @@ A ceiling is computed from one state of the tenant, without locks, and stored on
 one. Fails closed: while it does not run, gateways keep the last ceiling, and usage lowers what is left of it.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -16,13 +16,25 @@ from billing import metrics
 from billing.credits import lots
 from billing.credits.models import CreditLot
 from billing.each_tenant import each_tenant
-from billing.limits import ceilings
+from billing.limits import ceilings, top_ups
 from billing.limits.ceilings import ComputedCeiling
 from billing.limits.models import SpendCeiling
+from billing.limits.terms import top_up_of
+from billing.limits.top_ups import TopUpPayments
 from billing.metering import ActiveTenants
 from billing.notifications import outbox, thresholds
+from billing.subscriptions.billed_until import hold_subscriptions
 from core.db import database_now, unit_of_work
 
+_LEFT: Final = sa.text("""
+SELECT s.tenant_id FROM subscriptions s
+WHERE s.ended_at IS NOT NULL AND s.billed_until >= s.ended_at AND EXISTS (
+    SELECT FROM credit_lots l WHERE l.tenant_id = s.tenant_id AND l.kind = 'promotional' AND 0 < (
+        SELECT balance_nanos FROM credit_entries e WHERE e.lot_id = l.id ORDER BY number DESC LIMIT 1
+    )
+)
+""")
+_LEFT_EVERY: Final = timedelta(minutes=1)
 _LATE_COMMITS: Final = timedelta(minutes=1)  # a grant is looked at although it commits after a look
 _INVOICED: Final = sa.text("""
 SELECT c.tenant_id FROM spend_ceilings c
@@ -32,14 +44,27 @@ WHERE c.receivable_entries <> (SELECT count(*) FROM entries e WHERE e.account_id
 
 
 class SpendingRunner:
-    """One worker's look at the tenants that have a ceiling or expired credit."""
+    """One worker's look at the tenants that have a ceiling or expired credit.
 
-    def __init__(self, engine: sa.Engine, active: ActiveTenants) -> None:
+    ``invoice_now`` closes a tenant's open period at an instant. ``payments`` buys credit; without it, none is bought.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        active: ActiveTenants,
+        *,
+        invoice_now: Callable[[str, datetime], object],
+        payments: TopUpPayments | None = None,
+    ) -> None:
         self._engine = engine
         self._active = active
+        self._invoice_now = invoice_now
+        self._payments = payments
         self._waiting: set[str] = set()
         self._expiring: set[str] = set()
         self._looked_at: datetime | None = None
+        self._left_at: datetime | None = None
 
     def run_once(self) -> None:
         """Look at every tenant that is due. Those that fail are due again at the next run."""
@@ -52,6 +77,9 @@ class SpendingRunner:
         self._waiting = set()
         self._waiting |= set(each_tenant(sorted(due), "ceiling", self._refresh))
         self._expiring = set(each_tenant(sorted(self._expiring), "lapse", self._lapse))
+        if self._left_at is None or now >= self._left_at + _LEFT_EVERY:
+            self._end_gifts()
+            self._left_at = now
 
     def _due(self, session: Session, now: datetime) -> set[str]:
         """Tenants with a ceiling of which something changed, and all of them at the first look."""
@@ -79,6 +107,38 @@ class SpendingRunner:
             outbox.raise_alerts(session, tenant_id, _balance_alerts(before, computed))
         if computed.ceiling_nanos != before.ceiling_nanos:
             metrics.CEILINGS_CHANGED.inc()
+        threshold = computed.terms.invoice_threshold_nanos
+        if threshold is not None and computed.unbilled_nanos >= threshold:
+            self._invoice_now(tenant_id, computed.credit.now)
+        self._top_up(tenant_id, computed)
+
+    def _top_up(self, tenant_id: str, computed: ComputedCeiling) -> None:
+        """Buy credit if the tenant has asked for it and it is due. The subscription is held while that is decided, so
+        two workers start one payment.
+        """
+        asked, balance_nanos = top_up_of(computed.terms), computed.credit.spendable_nanos()
+        if asked is None or self._payments is None or balance_nanos > asked.floor_nanos:
+            return
+        with unit_of_work(self._engine) as session:
+            hold_subscriptions(session, [tenant_id])
+            now = ceilings.compute(session, tenant_id)
+            standing = self._payments.standing(session, tenant_id)
+            asked = top_up_of(now.terms)
+            if asked is not None and top_ups.is_due(
+                asked, standing, balance_nanos=now.credit.spendable_nanos(), now=now.credit.now
+            ):
+                self._payments.start(session, tenant_id, asked.amount_cents)
+
+    def _end_gifts(self) -> None:
+        """Take promotional credit back from tenants that have left and have their final invoice."""
+        with unit_of_work(self._engine) as session:
+            left = list(session.connection().execute(_LEFT).scalars())
+
+        def void(tenant_id: str) -> None:
+            with unit_of_work(self._engine) as session:
+                lots.void_promotional(session, tenant_id)
+
+        each_tenant(sorted(left), "end credit", void)
 
     def _lapse(self, tenant_id: str) -> None:
         with unit_of_work(self._engine) as session:

@@ -4,7 +4,7 @@ The order is Stripe's own for invoices from outside: nothing is finalized whose 
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from sqlmodel import Session, select
@@ -13,8 +13,8 @@ from billing.payments import dunning
 from billing.payments.books import Books
 from billing.payments.models import PushedInvoice
 from billing.payments.operations import EndInvoice, PayInvoice, PushedLine, PushInvoice
-from billing.payments.outcomes import Attempt, Failure, Outcome, QueueStops
-from billing.payments.queue import Claim, Effect, PaymentQueues
+from billing.payments.outcomes import CollectionAttempt, Failure, Outcome, QueueStops
+from billing.payments.queue import APPROVED, Claim, Effect, PaymentQueues
 from billing.payments.settlement import settle_invoice
 from billing.payments.steps import Find, Send, Steps
 from billing.stripe_client import StripeAccount
@@ -35,6 +35,7 @@ class Collector:
 
     def push(self, claim: Claim, steps: Steps, push: PushInvoice) -> Outcome:
         """Bring an invoice to Stripe and attempt its payment."""
+        self._require_recent(claim, steps)
         customer = self._customer_of(claim)
         if self._is_settled(push.invoice_id):
             return Outcome(result={"skipped": "nothing is due any more"}, effect=_carry_again(push))
@@ -117,6 +118,14 @@ class Collector:
             raise QueueStops("customer_deleted", f"the customer {claim.customer_id} was deleted at Stripe")
         return customer
 
+    def _require_recent(self, claim: Claim, steps: Steps) -> None:
+        """An invoice that waited for long was perhaps paid in another way, so an admin has to decide."""
+        with unit_of_work(self._queues.engine) as session:
+            age = self._queues.clock(session) - claim.waits_since
+        longest = timedelta(seconds=self._queues.settings.payments_push_age_s_max)
+        if age > longest and steps.known("invoice") is None and steps.known(APPROVED) is None:
+            raise QueueStops("push_old", f"the invoice waited for {age.days} days. Resume to collect it, or cancel.")
+
     def _is_settled(self, invoice_id: str) -> bool:
         with unit_of_work(self._queues.engine) as session:
             return self._books.amount_due_cents(session, invoice_id) <= 0
@@ -141,22 +150,22 @@ class Collector:
         if ours != theirs or draft.total_cents != push.total_cents:
             raise QueueStops("totals_differ", _difference(push, draft))
 
-    def _attempt(self, steps: Steps, claim: Claim, invoice_id: str) -> Attempt:
+    def _attempt(self, steps: Steps, claim: Claim, invoice_id: str) -> CollectionAttempt:
         """One attempt to collect an open invoice with the customer's default card."""
         found = self._account.invoice(invoice_id)
         if found.status == "paid":
-            return Attempt(how="paid", reason="")
+            return CollectionAttempt(how="paid", reason="")
         method = self._customer_of(claim).default_payment_method
         if method is None:
-            return Attempt(how="no_method", reason="there is no payment method", hosted_url=found.hosted_url)
+            return CollectionAttempt(how="no_method", reason="there is no payment method", hosted_url=found.hosted_url)
         try:
             steps.once("pay", lambda key: self._account.pay_invoice(invoice_id, key=key), self._in(invoice_id, "paid"))
         except StripeCardDeclined as declined:
             how: Failure = "needs_owner" if declined.needs_owner else "hard" if declined.is_hard else "declined"
-            return Attempt(how=how, reason=declined.message, hosted_url=found.hosted_url, method=method)
-        return Attempt(how="paid", reason="")
+            return CollectionAttempt(how=how, reason=declined.message, hosted_url=found.hosted_url, method=method)
+        return CollectionAttempt(how="paid", reason="")
 
-    def _after_attempt(self, stripe_invoice: str, invoice_id: str, attempt: Attempt) -> Outcome:
+    def _after_attempt(self, stripe_invoice: str, invoice_id: str, attempt: CollectionAttempt) -> Outcome:
         """What is booked: the money, or the failed attempt. The invoice is read again, as it is now."""
         found, payments = read_payments(self._account, stripe_invoice)
 

@@ -16,7 +16,7 @@ from billing.notifications.outbox import notify
 from billing.payments import outbox, standings
 from billing.payments.models import DunningCase, PaymentQueue, PushedInvoice
 from billing.payments.operations import PayInvoice
-from billing.payments.outcomes import Attempt
+from billing.payments.outcomes import CollectionAttempt
 from billing.payments.queue import Clock
 from billing.payments.settings import PaymentSettings
 from billing.payments.standings import OPEN_CASES
@@ -43,7 +43,12 @@ def tenant_now(session: Session, tenant_id: str, clock: Clock = database_now) ->
 
 
 def attempt_failed(
-    session: Session, invoice: PushedInvoice, due_cents: int, attempt: Attempt, settings: PaymentSettings, clock: Clock
+    session: Session,
+    invoice: PushedInvoice,
+    due_cents: int,
+    attempt: CollectionAttempt,
+    settings: PaymentSettings,
+    clock: Clock,
 ) -> None:
     """Record a failed attempt, decide about the next, and inform the tenant."""
     now = tenant_now(session, invoice.tenant_id, clock)

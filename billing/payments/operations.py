@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 import msgspec
 
 from billing.payments.settings import DESCRIPTION_LENGTH_MAX, TOP_UP_CENTS_MAX
-from billing.stripe_objects import INVOICE_LINES_MAX
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=DESCRIPTION_LENGTH_MAX)]
 Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s]{1,2000}$")]
@@ -23,10 +22,6 @@ def _snake(name: str) -> str:
 
 class _Operation(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_snake):
     """``fails_alone``: a refusal ends this operation and lets the queue go on, because no later one depends on it."""
-
-    @property
-    def dedupe_key(self) -> str:
-        raise NotImplementedError
 
     @property
     def fails_alone(self) -> bool:
@@ -136,7 +131,7 @@ class PushInvoice(_Operation, frozen=True, kw_only=True):
 
     @property
     def sent_lines(self) -> tuple[PushedLine, ...]:
-        """The lines at Stripe: at most ``INVOICE_LINES_MAX`` together with the carried invoices."""
+        """The lines at Stripe with the carried invoices; the outbox has made them few enough."""
         carried = tuple(
             PushedLine(
                 id=f"carried:{part.invoice_id}",
@@ -145,7 +140,7 @@ class PushInvoice(_Operation, frozen=True, kw_only=True):
             )
             for part in self.carried
         )
-        return (*largest_lines(self.lines, INVOICE_LINES_MAX - len(carried)), *carried)
+        return (*self.lines, *carried)
 
 
 class PayInvoice(_Operation, frozen=True, kw_only=True):

@@ -23,9 +23,10 @@ from billing.payments.operations import (
     PushInvoice,
     encoded,
     kind_of,
+    largest_lines,
 )
 from billing.payments.settings import PENDING_PER_TENANT_MAX
-from billing.stripe_objects import MINIMUM_CHARGE_CENTS
+from billing.stripe_objects import INVOICE_LINES_MAX, MINIMUM_CHARGE_CENTS
 from core.db import database_now
 from core.errors import TooManyRequests
 from core.ids import new_id
@@ -118,7 +119,8 @@ def _with_carried(session: Session, tenant_id: str, push: PushInvoice) -> PushIn
         .limit(_CARRIED_MAX)
     ).all()
     parts = tuple(CarriedPart(invoice_id=each.invoice_id, amount_cents=each.amount_cents) for each in waiting)
-    whole = msgspec.structs.replace(push, carried=parts)
+    lines = largest_lines(push.lines, INVOICE_LINES_MAX - len(parts))
+    whole = msgspec.structs.replace(push, lines=lines, carried=parts)
     is_sent = push.due_cents > 0 and whole.total_cents >= MINIMUM_CHARGE_CENTS
     state = "queued" if is_sent else "carried" if push.due_cents > 0 else "ended"
     row = PushedInvoice(

@@ -27,7 +27,7 @@ class QueueStops(Exception):
 Failure = Literal["declined", "hard", "needs_owner", "no_method"]
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+class CollectionAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """How one attempt to collect an invoice ended."""
 
     how: Literal["paid"] | Failure

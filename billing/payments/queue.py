@@ -6,12 +6,13 @@ and the operation goes on at its first unfinished step, with the same key. A wor
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
 import structlog
 from sqlalchemy import Engine
+from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
 from billing.payments import metrics
@@ -22,6 +23,8 @@ from billing.payments.settings import PaymentSettings
 from core.db import database_now, unit_of_work
 from core.errors import Conflict, NotFound
 
+APPROVED: Final = "approved"
+"""The step that says that an admin has let an operation go on."""
 Clock = Callable[[Session], datetime]
 Effect = Callable[[Session], None]
 _ERROR_LENGTH_MAX = 1_000
@@ -215,6 +218,16 @@ def resume(session: Session, tenant_id: str, *, cancel: bool) -> None:
             .where(col(PaymentStep.operation_id) == first.id, col(PaymentStep.finished_at).is_(None))
             .values(look_up=True, generation=1, key_since=now)
         )
+        approved = {
+            "operation_id": first.id,
+            "name": APPROVED,
+            "object_id": APPROVED,
+            "idempotency_key": f"{first.id}:{APPROVED}",
+            "look_up": False,
+            "generation": 1,
+        }
+        instants = dict.fromkeys(("key_since", "started_at", "finished_at"), now)
+        session.execute(insert(PaymentStep).values(**approved, **instants).on_conflict_do_nothing())
     queue.stopped_at = queue.stopped_reason = None
     queue.next_attempt_at = now
     session.add(queue)

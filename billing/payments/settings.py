@@ -53,6 +53,13 @@ class PaymentSettings(Fragment):
         le=86_400,
         description="An alarm is raised when Stripe has given a call no usable answer for this long.",
     )
+    payments_push_age_s_max: int = Field(
+        default=604_800,
+        ge=3_600,
+        le=31_536_000,
+        description="Oldest invoice that is collected without an admin. Older ones waited, perhaps from a time without "
+        "Stripe; their queue stops and asks.",
+    )
     payments_key_age_s_max: int = Field(
         default=72_000,
         ge=60,

@@ -65,15 +65,19 @@ class Steps:
             raise
         return self._end(name, made.id)
 
-    def decide(self, name: str, choose: Callable[[], str]) -> str:
-        """A choice that all attempts of the operation share. It calls nothing that has an effect."""
+    def known(self, name: str) -> str | None:
+        """What an earlier attempt, or an admin, has decided."""
         with unit_of_work(self._queues.engine) as session:
             step = self._read(session, name)
-        if step is not None and step.object_id is not None:
-            return step.object_id
+        return None if step is None else step.object_id
+
+    def decide(self, name: str, choose: Callable[[], str]) -> str:
+        """A choice that all attempts of the operation share. It calls nothing that has an effect."""
+        decided = self.known(name)
+        if decided is not None:
+            return decided
         chosen = choose()
-        if step is None:
-            self._begin(name)
+        self._begin(name)
         return self._end(name, chosen)
 
     def _begin(self, name: str) -> PaymentStep:

@@ -214,6 +214,10 @@ CREATE TRIGGER stripe_events_frozen BEFORE UPDATE ON stripe_events FOR EACH ROW
     EXECUTE FUNCTION payments_refuse_new_content();
 """
 
+EVERY_SCOPE = (
+    "ARRAY['inference', 'adapters:read', 'adapters:write', 'usage:read', 'billing:read', 'keys:write',"
+    " 'notifications:write']"
+)
 INSERT_ONLY = ("received_payments", "returned_payments")
 NEVER_REMOVED = ("payment_operations", "payment_steps", "stripe_events")
 REVERSED = (
@@ -228,6 +232,10 @@ def upgrade() -> None:
         if statement.strip():
             op.execute(statement)
     op.execute(FROZEN)
+    op.execute(  # keys that could do everything can also pay
+        "UPDATE api_keys SET scopes = ARRAY(SELECT unnest(scopes || 'billing:write'::text) ORDER BY 1)"
+        f" WHERE scopes @> {EVERY_SCOPE} AND NOT 'billing:write' = ANY (scopes)"
+    )
     for table in INSERT_ONLY:
         op.execute(
             f"CREATE TRIGGER {table}_written_once BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
@@ -241,6 +249,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    op.execute("UPDATE api_keys SET scopes = array_remove(scopes, 'billing:write')")
     for table in REVERSED:
         op.execute(f"DROP TABLE {table}")
     op.execute("DROP FUNCTION payments_refuse_new_content()")

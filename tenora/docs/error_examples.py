@@ -48,8 +48,8 @@ EXAMPLES: Final = {
     "dtype_not_allowed": 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight has dtype "F64"; save it as '
     "F32, F16 or BF16",
     "encoding_not_allowed": "content-encoding is gzip. Send the JSON uncompressed.",
-    "engine_worker_unreachable": "the engine's worker closed the connection",
     "engine_refused": "GET /tenora/v1/adapters: invalid answer of the engine: Expected `array`, got `object`",
+    "engine_worker_unreachable": "the engine's worker closed the connection",
     "file_empty": "is empty; upload it again",
     "file_missing": "is missing; a PEFT adapter is adapter_config.json and adapter_model.safetensors",
     "format_not_allowed": "is a pickle; save the adapter as safetensors",
@@ -82,6 +82,8 @@ EXAMPLES: Final = {
     "object_missing": "there is no adapters/9f2c/adapter_model.safetensors",
     "offsets_invalid": "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight has the offsets [0]; two "
     "whole numbers are needed; save the file again",
+    "payment_queue_full": "100 payment operations of this tenant wait already. Try again later, or contact "
+    "the platform's operator.",
     "pin_quota_exceeded": 'pinned: plan "starter" keeps 2 adapters in memory. Unpin another one or change the plan.',
     "plan_exists": "name: a plan 'starter' exists. Add a version with POST to its /versions.",
     "plan_not_found": "Plan 'starter' not found.",
@@ -108,6 +110,8 @@ EXAMPLES: Final = {
     "model needs [8, 576]; upload the adapter for the base model that it was trained on",
     "special_token": "The messages contain <|im_end|>, which is a special token of this model; remove it.",
     "store_timeout": "another process is still downloading sha256:9f2c",
+    "stripe_event_not_retryable": "The event is stored. Only ignored and failed events are handled again.",
+    "stripe_keys_used_up": "invoice: 3 keys were used and the object does not exist",
     "tensor_missing": "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight is missing; save the adapter "
     "again",
     "tensor_name_invalid": "has a tensor named \"a/b\"; names are letters, digits, '_', '-' and '.', at most 256 "
@@ -124,10 +128,10 @@ EXAMPLES: Final = {
     "unknown_field": "color: unknown field. Remove it.",
     "unknown_parameter": "`best_off` is not a parameter of this endpoint; remove it.",
     "unknown_url": "No route matches the path /v1/chat.",
+    "unprocessable": "The file admin.key exists. Name a new file.",
     "unsupported_content": "`messages[0].content[1]` is image: images, documents, thinking and server tools are not "
     "supported here.",
     "unsupported_media_type": "content-type is text/plain. Send application/json.",
-    "unprocessable": "The file admin.key exists. Name a new file.",
     "unsupported_parameter": "`tools[0].type` must be `custom`: tools that run on a server are not offered here.",
     "upload_expired": "the upload was not completed within 24 hours; create a new revision",
     "upload_too_large": 'the files have 73400320 bytes in all; plan "starter" allows 67108864: train with a lower '

@@ -146,7 +146,11 @@ class Stack:
         if not self._simulates_stripe:
             return {}
         url = self.addresses.stripe_simulator_url
-        return {"TENORA_STRIPE_API_BASE": url, "TENORA_STRIPE_API_KEY": _SIMULATOR_KEY}
+        return {
+            "TENORA_STRIPE_API_BASE": url,
+            "TENORA_STRIPE_API_KEY": _SIMULATOR_KEY,
+            "TENORA_STRIPE_WEBHOOK_SECRET": self._secrets.stripe_webhook_secret,
+        }
 
     def _secret_settings(self, program: str) -> dict[str, str]:
         """The settings that hold a secret, with the program's own role, user and key where it has one."""
@@ -207,10 +211,13 @@ class Stack:
     def _stripe_simulator(self) -> Program:
         url = self.addresses.stripe_simulator_url
         port = str(self._ports["stripe_simulator"])
+        listener = f"{self.addresses.control_url}/webhooks/stripe"
         return Program(
             name=STRIPE_SIMULATOR,
-            argv=self._command("tenora.stripe_simulator", "--port", port, "--home", str(self.home / "stripe")),
-            env={"PYTHONUNBUFFERED": "1"},
+            argv=self._command(
+                "tenora.stripe_simulator", "--port", port, "--home", str(self.home / "stripe"), "--listener", listener
+            ),
+            env={"PYTHONUNBUFFERED": "1", "TENORA_STRIPE_WEBHOOK_SECRET": self._secrets.stripe_webhook_secret},
             log=self.logs / f"{STRIPE_SIMULATOR}.log",
             ready=lambda: answers(f"{url}/_simulator/status"),
         )

@@ -45,6 +45,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_signing_key: str
     salt_secret: str
     engine_key: str
+    stripe_webhook_secret: str  # between the Stripe simulator and the control plane
 
 
 def load_secrets(home: Path) -> Secrets:
@@ -65,6 +66,8 @@ def load_secrets(home: Path) -> Secrets:
 
 
 def _new(field: str) -> str:
+    if field == "stripe_webhook_secret":
+        return f"whsec_{secrets.token_hex(24)}"
     return SnapshotSigner.new().private_key if field == "snapshot_signing_key" else secrets.token_hex(24)
 
 

@@ -48,6 +48,12 @@ def read_status(settings: StackSettings, *, secrets: bool = False) -> dict[str, 
     }
 
 
+def payments_line(status: dict[str, Any]) -> str | None:
+    """The line that says that payments are simulated; None where they are not."""
+    url = status.get("stripe_simulator_url")
+    return None if url is None else f"payments go to the Stripe simulator at {url}: no real money"
+
+
 def _without_credentials(url: str) -> str:
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.payments import event_store, outbox
+from billing.payments.books import Books
 from billing.payments.dunning import DunningRounds
 from billing.payments.event_handling import EventHandler
 from billing.payments.operations import Operation, PushedLine, PushInvoice
@@ -26,12 +27,14 @@ from tests.integration.billing.stripe.conftest import settings_of
 class PaymentStage:
     """``since`` is when the stage began by Stripe's clock: events before it are another test's."""
 
-    def __init__(self, engine: sa.Engine, simulator: RunningSimulator, **changes: Any) -> None:
+    def __init__(
+        self, engine: sa.Engine, simulator: RunningSimulator, books: Books | None = None, **changes: Any
+    ) -> None:
         self.engine = engine
         self.simulator = simulator
         self.offset = timedelta()
         self.settings = PaymentSettings(payments_retry_first_ms=10, payments_retry_longest_ms=50, **changes)
-        self.books = TestBooks()
+        self.books = books or TestBooks()
         self.account = StripeAccount(settings_of(simulator, stripe_read_timeout_s=3))
         self.sdk = simulator.sdk()
         self.queues = PaymentQueues(engine, self.settings, self.clock)
@@ -46,9 +49,9 @@ class PaymentStage:
     def clock(self, session: Session) -> datetime:
         return database_now(session) + self.offset
 
-    def tenant(self, card: str | None = "visa", *, test_clock: str | None = None) -> str:
+    def tenant(self, card: str | None = "visa", *, test_clock: str | None = None, tenant_id: str | None = None) -> str:
         """A tenant with a customer at Stripe, whose default card is one of the test cards."""
-        tenant_id = new_id("tn")
+        tenant_id = tenant_id or new_id("tn")
         with unit_of_work(self.engine) as session:
             outbox.open_queue(session, tenant_id, name="Ada", email="ada@example.com", test_clock=test_clock)
         assert self.work() == ["done"]

@@ -2,7 +2,9 @@
 
 import pytest
 
+from billing.payments import queue
 from billing.payments.operations import EndInvoice, PushCreditNote
+from core.db import unit_of_work
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -159,3 +161,15 @@ def test_what_was_queued_cannot_be_changed_or_removed(stage):
         with pytest.raises(Exception, match=r"frozen|written once"):
             stage.change(statement)
     assert stage.customer(tenant)
+
+
+def test_an_invoice_that_waited_for_weeks_is_not_charged_without_an_admin(stage):
+    tenant = stage.tenant()
+    invoice = stage.invoice(tenant, 700)
+    stage.pass_days(8)
+    assert stage.work() == ["stopped"]
+    assert stage.alarms() == ["push_old"]
+    with unit_of_work(stage.engine) as session:
+        queue.resume(session, tenant, cancel=False)
+    assert stage.work() == ["done"]
+    assert stage.of(invoice).status == "paid"

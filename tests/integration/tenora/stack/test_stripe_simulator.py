@@ -64,3 +64,15 @@ def test_the_status_shows_the_address_of_a_simulator_that_runs(tmp_path, monkeyp
     shown = status.read_status(settings)
     assert shown.get("stripe_simulator_url") == (f"http://127.0.0.1:{ports['stripe_simulator']}" if runs else None)
     assert shown["gateway_url"]
+    line = status.payments_line(shown)
+    assert line is None if not runs else ("Stripe simulator" in line and "no real money" in line)
+
+
+def test_the_simulator_posts_signed_events_to_the_control_plane(define, monkeypatch):
+    stack = define()
+    (program,) = [each for each in stack.programs() if each.name == STRIPE_SIMULATOR]
+    assert f"{stack.addresses.control_url}/webhooks/stripe" in program.argv
+    secret = stack.environment()["TENORA_STRIPE_WEBHOOK_SECRET"]
+    assert program.env["TENORA_STRIPE_WEBHOOK_SECRET"] == secret
+    assert secret.startswith("whsec_")
+    assert secret not in " ".join(program.argv)

@@ -1,0 +1,73 @@
+"""Payments in the billing worker: the threads that call Stripe, and the jobs beside them. Without a key of Stripe's
+nothing runs, and what is queued waits.
+"""
+
+from datetime import timedelta
+
+import sqlalchemy as sa
+import structlog
+
+from billing.jobs import Job
+from billing.payments import metrics, queries
+from billing.payments.books import Books
+from billing.payments.dunning import DunningRounds
+from billing.payments.event_handling import EventHandler
+from billing.payments.queue import PaymentQueues
+from billing.payments.runner import PaymentRunner, Performer
+from billing.payments.settings import PaymentSettings
+from billing.payments.tenora_books import TenoraBooks
+from billing.stripe_client import StripeAccount
+from billing.stripe_settings import StripeSettings
+from core.db import connect, unit_of_work
+from core.settings import PostgresSettings
+
+_CONNECTIONS = 4
+_DUNNING_EVERY_MS = 1_000
+_log = structlog.get_logger()
+
+
+class Payments:
+    """What the billing worker runs. ``jobs`` are for its job threads; ``runner`` has threads of its own."""
+
+    def __init__(self, engine: sa.Engine, stripe: StripeSettings, settings: PaymentSettings, books: Books) -> None:
+        call_s = stripe.stripe_connect_timeout_s + stripe.stripe_read_timeout_s
+        if timedelta(seconds=settings.payments_lease_s) <= timedelta(seconds=call_s):
+            raise ValueError(
+                f"TENORA_PAYMENTS_LEASE_S is {settings.payments_lease_s}, and one call to Stripe may take {call_s} s "
+                "(TENORA_STRIPE_CONNECT_TIMEOUT_S + TENORA_STRIPE_READ_TIMEOUT_S). Raise the lease."
+            )
+        account = StripeAccount(stripe)
+        self._engine = engine
+        queues = PaymentQueues(engine, settings)
+        self.runner = PaymentRunner(queues, Performer(account, queues, books))
+        self._events = EventHandler(engine, account, books, settings)
+        self.jobs = [
+            Job("stripe_events", settings.payments_poll_ms, self._handle_events),
+            Job("stripe_events_listed", 1_000 * settings.payments_catch_up_s, self._catch_up),
+            Job("dunning", _DUNNING_EVERY_MS, DunningRounds(engine, settings).run_once),
+            Job("payment_queues", 10_000, self._count_stopped),
+        ]
+        where = "the simulator, no real money" if stripe.stripe_api_base else "Stripe"
+        _log.info("payments go to", stripe=where, address=stripe.stripe_api_base)
+
+    def _handle_events(self) -> None:
+        while self._events.run_once():
+            pass
+
+    def _catch_up(self) -> None:
+        self._events.catch_up()
+
+    def _count_stopped(self) -> None:
+        with unit_of_work(self._engine) as session:
+            metrics.QUEUES_STOPPED.set(queries.count_stopped(session))
+
+
+def payments_of(postgres: PostgresSettings, stripe: StripeSettings) -> Payments | None:
+    """Payments with a few database connections of their own; None without a key of Stripe's."""
+    if stripe.stripe_api_key is None:
+        _log.info("no key of stripe: nothing is collected")
+        return None
+    settings = PaymentSettings()
+    connections = settings.payments_threads + _CONNECTIONS
+    engine = connect(postgres.model_copy(update={"postgres_pool_max": connections}))
+    return Payments(engine, stripe, settings, TenoraBooks())

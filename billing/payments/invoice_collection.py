@@ -1,0 +1,87 @@
+"""Queues what invoices, credit notes and their ends mean for the collection at Stripe. Invoices call it in their own
+transactions; nothing is sent here.
+"""
+
+from typing import Literal
+
+from sqlmodel import Session
+
+from billing.invoices.views import InvoiceDocument
+from billing.payments import outbox
+from billing.payments.operations import EndInvoice, PushCreditNote, PushedLine, PushInvoice
+from billing.payments.settings import DESCRIPTION_LENGTH_MAX
+from billing.views import InvoiceLineView
+
+_KINDS = {
+    "uncached_input_tokens": "Input tokens",
+    "cached_input_tokens": "Cached input tokens",
+    "output_tokens": "Output tokens",
+    "kv_page_seconds": "KV page-seconds",
+}
+
+
+def push(session: Session, document: InvoiceDocument) -> str | None:
+    """Queue the collection of a final invoice: its lines, credits and taxes, and what was paid when it was made."""
+    invoice = document.invoice
+    lines = [
+        *(PushedLine(id=each.id, description=_text(each), amount_cents=each.amount_cents) for each in document.lines),
+        *(
+            PushedLine(id=f"credit:{number}", description="Promotional credit", amount_cents=-each.amount_cents)
+            for number, each in enumerate(document.credits)
+        ),
+        *(
+            PushedLine(id=f"tax:{number}", description=each.name, amount_cents=each.tax_cents)
+            for number, each in enumerate(document.tax_lines)
+        ),
+    ]
+    total_cents = sum(line.amount_cents for line in lines)
+    assert total_cents == invoice.total_cents, f"the parts of {invoice.id} sum to its total"
+    paid_cents = invoice.total_cents - invoice.amount_due_cents
+    if paid_cents:
+        lines.append(PushedLine(id="paid", description="Paid from credit and balance", amount_cents=-paid_cents))
+    operation = PushInvoice(
+        invoice_id=invoice.id, number=invoice.number, lines=tuple(lines), due_cents=invoice.amount_due_cents
+    )
+    return outbox.enqueue(session, invoice.tenant_id, operation)
+
+
+def push_credit_note(
+    session: Session,
+    *,
+    tenant_id: str,
+    note_id: str,
+    invoice_id: str,
+    reason: str,
+    due_cents: int,
+    balance_cents: int,
+    refund_cents: int,
+) -> None:
+    """Queue what a credit note changes: the part that lowers what is due, that went to the balance, and the refund."""
+    parts: tuple[tuple[Literal["amount_due", "balance", "refund"], int], ...] = (
+        ("amount_due", due_cents),
+        ("balance", balance_cents),
+        ("refund", refund_cents),
+    )
+    for to, amount_cents in parts:
+        if amount_cents:
+            part = PushCreditNote(
+                note_id=f"{note_id}:{to}",
+                invoice_id=invoice_id,
+                amount_cents=amount_cents,
+                memo=reason[:DESCRIPTION_LENGTH_MAX] or "Credit",
+                to=to,
+            )
+            outbox.enqueue(session, tenant_id, part)
+
+
+def end(
+    session: Session, *, tenant_id: str, invoice_id: str, how: Literal["void", "uncollectible", "paid_elsewhere"]
+) -> None:
+    """Queue the end of an invoice's collection."""
+    outbox.enqueue(session, tenant_id, EndInvoice(invoice_id=invoice_id, how=how))
+
+
+def _text(line: InvoiceLineView) -> str:
+    words = [line.description or _KINDS.get(line.kind, line.kind.replace("_", " ").capitalize())]
+    words += [each for each in (line.base_model, line.adapter_name) if each]
+    return ", ".join(words)[:DESCRIPTION_LENGTH_MAX]

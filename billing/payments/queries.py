@@ -1,0 +1,216 @@
+"""Reads payments for the control plane. Nothing here changes anything at Stripe."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from billing.payments.models import (
+    PaymentAlarm,
+    PaymentOperation,
+    PaymentQueue,
+    PaymentStanding,
+    StripeEventRow,
+    TopUp,
+)
+from billing.payments.views import (
+    EventState,
+    OperationState,
+    PageState,
+    PaymentAlarmView,
+    PaymentOperationView,
+    PaymentPageView,
+    PaymentQueueView,
+    StripeEventView,
+    TopUpState,
+    TopUpView,
+)
+from core.db import database_now
+from core.errors import NotFound
+
+_PAGES = ("open_setup_page", "open_portal", "open_top_up_page")
+_PAGE_STATES: dict[str, PageState] = {"pending": "pending", "done": "ready"}
+
+
+def get_page(session: Session, *, tenant_id: str, page_id: str, simulated: bool) -> PaymentPageView:
+    """A page that the tenant asked for. Raises NotFound."""
+    row = session.exec(
+        select(PaymentOperation).where(
+            PaymentOperation.id == page_id,
+            PaymentOperation.tenant_id == tenant_id,
+            col(PaymentOperation.kind).in_(_PAGES),
+        )
+    ).first()
+    if row is None:
+        raise NotFound("Payment page not found.", code="payment_page_not_found")
+    result = row.result or {}
+    return PaymentPageView(
+        id=row.id,
+        state=_PAGE_STATES.get(row.state, "failed"),
+        url=result.get("url"),
+        failure=row.last_error if row.state == "failed" else None,
+        simulated=simulated,
+        created_at=row.created_at,
+    )
+
+
+def list_top_ups(session: Session, *, tenant_id: str, after: str | None, limit: int) -> list[TopUpView]:
+    """The tenant's top-ups, newest first."""
+    wanted = select(TopUp).where(TopUp.tenant_id == tenant_id).order_by(col(TopUp.id).desc()).limit(limit)
+    if after is not None:
+        wanted = wanted.where(TopUp.id < after)
+    return [
+        TopUpView(
+            id=row.id,
+            amount_cents=row.amount_cents,
+            state=cast("TopUpState", row.state),
+            failure=row.failure,
+            created_at=row.created_at,
+        )
+        for row in session.exec(wanted)
+    ]
+
+
+def get_queue(session: Session, tenant_id: str) -> PaymentQueueView:
+    """One tenant's queue. Raises NotFound."""
+    found = _queues(session, [PaymentQueue.tenant_id == tenant_id], 1)
+    if not found:
+        raise NotFound("This tenant has no payments.", code="payment_queue_not_found")
+    return found[0]
+
+
+def list_queues(session: Session, *, stopped: bool | None, after: str | None, limit: int) -> list[PaymentQueueView]:
+    """Queues of all tenants, the newest tenant first; with ``stopped`` only those that have stopped, or have not."""
+    wanted: list[Any] = []
+    if stopped is not None:
+        has_stopped = col(PaymentQueue.stopped_at).is_not(None)
+        wanted.append(has_stopped if stopped else ~has_stopped)
+    if after is not None:
+        wanted.append(PaymentQueue.tenant_id < after)
+    return _queues(session, wanted, limit)
+
+
+def count_stopped(session: Session) -> int:
+    """The queues that wait for an admin."""
+    return session.exec(select(sa.func.count()).where(col(PaymentQueue.stopped_at).is_not(None))).one()
+
+
+def _queues(session: Session, wanted: Sequence[Any], limit: int) -> list[PaymentQueueView]:
+    pending = (
+        select(sa.func.count())
+        .where(PaymentOperation.tenant_id == PaymentQueue.tenant_id, PaymentOperation.state == "pending")
+        .scalar_subquery()
+    )
+    found = session.execute(
+        sa.select(PaymentQueue, pending, col(PaymentStanding.standing))
+        .outerjoin(PaymentStanding, col(PaymentStanding.tenant_id) == PaymentQueue.tenant_id)
+        .where(*wanted)
+        .order_by(col(PaymentQueue.tenant_id).desc())
+        .limit(limit)
+    )
+    return [
+        PaymentQueueView(
+            id=queue.tenant_id,
+            customer=queue.customer_id,
+            test_clock=queue.test_clock,
+            stopped_reason=queue.stopped_reason,
+            stopped_at=queue.stopped_at,
+            pending=waiting,
+            standing="suspended" if standing == "suspended" else "good",
+        )
+        for queue, waiting, standing in found
+    ]
+
+
+def list_operations(session: Session, *, tenant_id: str, after: str | None, limit: int) -> list[PaymentOperationView]:
+    """A tenant's operations, newest first."""
+    wanted = (
+        select(PaymentOperation)
+        .where(PaymentOperation.tenant_id == tenant_id)
+        .order_by(col(PaymentOperation.id).desc())
+        .limit(limit)
+    )
+    if after is not None:
+        wanted = wanted.where(PaymentOperation.id < after)
+    return [
+        PaymentOperationView(
+            id=row.id,
+            tenant_id=row.tenant_id,
+            kind=row.kind,
+            state=cast("OperationState", row.state),
+            attempts=row.attempts,
+            last_error=row.last_error,
+            created_at=row.created_at,
+            finished_at=row.finished_at,
+        )
+        for row in session.exec(wanted)
+    ]
+
+
+def list_alarms(session: Session, *, after: str | None, limit: int) -> list[PaymentAlarmView]:
+    """Alarms, newest first."""
+    wanted = select(PaymentAlarm).order_by(col(PaymentAlarm.id).desc()).limit(limit)
+    if after is not None:
+        wanted = wanted.where(PaymentAlarm.id < after)
+    return [_alarm(row) for row in session.exec(wanted)]
+
+
+def mark_alarm_seen(session: Session, alarm_id: str) -> PaymentAlarmView:
+    """Note that an admin has looked at an alarm. Raises NotFound."""
+    row = session.get(PaymentAlarm, alarm_id, with_for_update=True)
+    if row is None:
+        raise NotFound("Payment alarm not found.", code="payment_alarm_not_found")
+    row.seen_at = row.seen_at or database_now(session)
+    session.add(row)
+    return _alarm(row)
+
+
+def list_events(session: Session, *, state: EventState | None, after: str | None, limit: int) -> list[StripeEventView]:
+    """Stripe's events, those that came last first."""
+    wanted = (
+        select(StripeEventRow)
+        .order_by(col(StripeEventRow.received_at).desc(), col(StripeEventRow.id).desc())
+        .limit(limit)
+    )
+    if state is not None:
+        wanted = wanted.where(StripeEventRow.state == state)
+    if after is not None:
+        last = session.exec(select(StripeEventRow.received_at).where(StripeEventRow.id == after)).first()
+        same = sa.and_(col(StripeEventRow.received_at) == last, col(StripeEventRow.id) < after)
+        wanted = wanted.where(sa.or_(col(StripeEventRow.received_at) < last, same))
+    return [_event(row) for row in session.exec(wanted)]
+
+
+def get_event(session: Session, event_id: str) -> StripeEventView:
+    """One event. Raises NotFound."""
+    row = session.get(StripeEventRow, event_id)
+    if row is None:
+        raise NotFound("Stripe event not found.", code="stripe_event_not_found")
+    return _event(row)
+
+
+def _event(row: StripeEventRow) -> StripeEventView:
+    return StripeEventView(
+        id=row.id,
+        type=row.type,
+        object_id=row.object_id,
+        customer=row.customer,
+        state=cast("EventState", row.state),
+        source="list" if row.source == "list" else "webhook",
+        note=row.note,
+        attempts=row.attempts,
+        created_at=row.created_at,
+        received_at=row.received_at,
+    )
+
+
+def _alarm(row: PaymentAlarm) -> PaymentAlarmView:
+    return PaymentAlarmView(
+        id=row.id,
+        kind=row.kind,
+        tenant_id=row.tenant_id,
+        message=row.message,
+        created_at=row.created_at,
+        seen_at=row.seen_at,
+    )

@@ -1,0 +1,242 @@
+"""Routes of payments: a tenant's pages at Stripe and top-ups, what admins see of queues, events and alarms, and the
+webhooks of Stripe.
+"""
+
+from typing import Annotated, Any
+
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter
+from sqlalchemy import Engine
+
+from billing.payments import queries
+from billing.payments.views import (
+    EventState,
+    PaymentAlarmView,
+    PaymentOperationView,
+    PaymentPageView,
+    PaymentQueueView,
+    StripeEventView,
+    TopUpView,
+)
+from control_plane.auth.authenticate import Principal
+from control_plane.idempotency.service import IdempotentRequest
+from control_plane.paging import Page, PageCursor, PageLimit, decode_cursor
+from control_plane.payments import service
+from control_plane.payments.schemas import EventReceived, NewPortal, NewSetup, NewTopUp, QueueDecision
+from control_plane.payments.service import PaymentAccess
+from core.db import unit_of_work
+
+_READ = {"scope": "billing:read", "while_suspended": True}
+_WRITE = {"scope": "billing:write", "while_suspended": True}  # a suspended tenant must be able to pay
+
+InState = Annotated[EventState | None, QueryParameter(description="Only events in this state.")]
+Stopped = Annotated[bool | None, QueryParameter(description="Only queues that have stopped, or that have not.")]
+
+
+class OwnPayments(Controller):
+    """How the calling tenant pays. Pages are Stripe's; Tenora never sees a card number."""
+
+    path = "/billing"
+    tags = ("payments",)
+
+    @post("/setup", sync_to_thread=True, opt=_WRITE)
+    def open_setup_page(
+        self,
+        data: JSONBody[NewSetup],
+        engine: NamedDependency[Engine],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
+        payment_access: NamedDependency[PaymentAccess],
+    ) -> Response[PaymentPageView]:
+        """Open a page of Stripe's that saves a card for later payments. While the answer is 202, the page is not open
+        yet: read it at `GET /api/v1/billing/pages/{id}`.
+        """
+        return _opened(engine, idempotent, principal, payment_access, data)
+
+    @post("/portal", sync_to_thread=True, opt=_WRITE)
+    def open_portal(
+        self,
+        data: JSONBody[NewPortal],
+        engine: NamedDependency[Engine],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
+        payment_access: NamedDependency[PaymentAccess],
+    ) -> Response[PaymentPageView]:
+        """Open a page of Stripe's on which the owner manages cards. Its address works once and for minutes."""
+        return _opened(engine, idempotent, principal, payment_access, data)
+
+    @post("/top-ups", sync_to_thread=True, opt=_WRITE)
+    def open_top_up_page(
+        self,
+        data: JSONBody[NewTopUp],
+        engine: NamedDependency[Engine],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
+        payment_access: NamedDependency[PaymentAccess],
+    ) -> Response[PaymentPageView]:
+        """Open a page of Stripe's that sells credit. The credit is added once Stripe reports the payment."""
+        return _opened(engine, idempotent, principal, payment_access, data)
+
+    @get("/top-ups", sync_to_thread=True, opt=_READ)
+    def list_top_ups(
+        self,
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[TopUpView]:
+        """List the tenant's top-ups, newest first."""
+        with unit_of_work(engine) as session:
+            after = decode_cursor(cursor)
+            found = queries.list_top_ups(session, tenant_id=principal.own_tenant_id, after=after, limit=limit + 1)
+        return service.page_of(found, limit)
+
+    @get("/pages/{page_id:str}", sync_to_thread=True, opt=_READ)
+    def get_payment_page(
+        self,
+        page_id: FromPath[str],
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+        payment_access: NamedDependency[PaymentAccess],
+    ) -> PaymentPageView:
+        """Get a page that was asked for, with its address once it is open."""
+        with unit_of_work(engine) as session:
+            return queries.get_page(
+                session, tenant_id=principal.own_tenant_id, page_id=page_id, simulated=payment_access.simulated
+            )
+
+
+class AdminPayments(Controller):
+    """Payments of all tenants: what waits at Stripe, what came from it, and what needs a person."""
+
+    path = "/payments"
+    tags = ("admin: payments",)
+
+    @get("/queues", sync_to_thread=True)
+    def list_payment_queues(
+        self,
+        engine: NamedDependency[Engine],
+        stopped: Stopped = None,
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[PaymentQueueView]:
+        """List the queues of all tenants, the newest tenant first."""
+        with unit_of_work(engine) as session:
+            found = queries.list_queues(session, stopped=stopped, after=decode_cursor(cursor), limit=limit + 1)
+        return service.page_of(found, limit)
+
+    @get("/queues/{tenant_id:str}/operations", sync_to_thread=True)
+    def list_payment_operations(
+        self,
+        tenant_id: FromPath[str],
+        engine: NamedDependency[Engine],
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[PaymentOperationView]:
+        """List a tenant's operations at Stripe, newest first. They run one after the other, the oldest first."""
+        with unit_of_work(engine) as session:
+            after = decode_cursor(cursor)
+            found = queries.list_operations(session, tenant_id=tenant_id, after=after, limit=limit + 1)
+        return service.page_of(found, limit)
+
+    @post("/queues/{tenant_id:str}/resume", sync_to_thread=True, status_code=200)
+    def resume_payment_queue(
+        self,
+        tenant_id: FromPath[str],
+        data: JSONBody[QueueDecision],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
+    ) -> Response[PaymentQueueView]:
+        """Let a stopped queue go on. Its first operation is looked up at Stripe before anything is sent again, or with
+        `cancel` it is given up.
+        """
+        return idempotent.run(
+            lambda session: service.resume_queue(session, tenant_id, cancel=data.cancel, actor=principal.key_id),
+            status_code=200,
+        )
+
+    @get("/alarms", sync_to_thread=True)
+    def list_payment_alarms(
+        self, engine: NamedDependency[Engine], limit: PageLimit = 50, cursor: PageCursor = None
+    ) -> Page[PaymentAlarmView]:
+        """List what somebody has to look at, newest first."""
+        with unit_of_work(engine) as session:
+            found = queries.list_alarms(session, after=decode_cursor(cursor), limit=limit + 1)
+        return service.page_of(found, limit)
+
+    @post("/alarms/{alarm_id:str}/seen", sync_to_thread=True, status_code=200)
+    def mark_payment_alarm_seen(
+        self, alarm_id: FromPath[str], idempotent: NamedDependency[IdempotentRequest]
+    ) -> Response[PaymentAlarmView]:
+        """Note that somebody has looked at an alarm."""
+        return idempotent.run(lambda session: queries.mark_alarm_seen(session, alarm_id), status_code=200)
+
+    @get("/events", sync_to_thread=True)
+    def list_stripe_events(
+        self,
+        engine: NamedDependency[Engine],
+        event_state: InState = None,
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[StripeEventView]:
+        """List Stripe's events, the last to arrive first. `ignored` ones had no effect, and `note` says why."""
+        with unit_of_work(engine) as session:
+            found = queries.list_events(session, state=event_state, after=decode_cursor(cursor), limit=limit + 1)
+        return service.page_of(found, limit)
+
+    @post("/events/{event_id:str}/handle", sync_to_thread=True, status_code=200)
+    def handle_stripe_event(
+        self,
+        event_id: FromPath[str],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
+    ) -> Response[StripeEventView]:
+        """Handle an ignored or failed event again."""
+        return idempotent.run(
+            lambda session: service.handle_again(session, event_id, actor=principal.key_id), status_code=200
+        )
+
+
+def stripe_webhook(body_bytes_max: int) -> HTTPRouteHandler:
+    """The route that Stripe posts events to. It only stores them; the billing worker handles them."""
+
+    @post(
+        "/webhooks/stripe",
+        sync_to_thread=True,
+        status_code=200,
+        request_max_body_size=body_bytes_max,
+        include_in_schema=False,
+    )
+    def receive_stripe_event(
+        raw_body: NamedDependency[bytes],
+        engine: NamedDependency[Engine],
+        payment_access: NamedDependency[PaymentAccess],
+        stripe_signature: Annotated[str | None, HeaderParameter(name="Stripe-Signature")] = None,
+    ) -> EventReceived:
+        """Store an event whose signature is right. Fails closed: what is not stored is not accepted, and Stripe posts
+        it again.
+        """
+        event = payment_access.require().event_from_webhook(raw_body, stripe_signature)
+        return EventReceived(new=service.store_event(engine, event))
+
+    return receive_stripe_event
+
+
+def _opened(
+    engine: Engine,
+    idempotent: IdempotentRequest,
+    principal: Principal,
+    access: PaymentAccess,
+    data: NewSetup | NewPortal | NewTopUp,
+) -> Response[Any]:
+    """The page, once it is open; 202 while it is not. A replay reads the page again."""
+    tenant_id = principal.own_tenant_id
+    asked = idempotent.run(
+        lambda session: service.open_page(session, access, data, tenant_id=tenant_id, actor=principal.key_id),
+        replayed=service.stored_page,
+    )
+    page = access.wait_for_page(engine, tenant_id=tenant_id, page_id=asked.content.id)
+    status_code = 202 if page.state == "pending" else 201
+    return Response(page, status_code=status_code, headers=dict(asked.headers))

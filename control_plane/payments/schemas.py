@@ -1,0 +1,41 @@
+"""Wire types of the payments room. Answers are ``billing.payments.views``."""
+
+from typing import Annotated
+
+import msgspec
+
+PageUrl = Annotated[str, msgspec.Meta(min_length=8, max_length=2000, pattern=r"^https?://[!-~]+(?!\n)$")]
+TopUpCents = Annotated[int, msgspec.Meta(ge=50, le=99_999_999)]
+
+
+class NewSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where Stripe leads the owner after saving a card, and after giving up."""
+
+    success_url: PageUrl
+    cancel_url: PageUrl
+
+
+class NewPortal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where Stripe leads the owner back to."""
+
+    return_url: PageUrl
+
+
+class NewTopUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much credit to buy, and where Stripe leads the owner after paying, and after giving up."""
+
+    amount_cents: TopUpCents
+    success_url: PageUrl
+    cancel_url: PageUrl
+
+
+class QueueDecision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to do with the operation at which the queue stopped: look for it at Stripe and try again, or cancel it."""
+
+    cancel: bool = False
+
+
+class EventReceived(msgspec.Struct, frozen=True, kw_only=True):
+    """The event is stored. ``new`` is false if it was stored before."""
+
+    new: bool

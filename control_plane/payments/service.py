@@ -1,0 +1,151 @@
+"""What tenants and admins do with payments. ``billing.payments`` does the work; this room knows tenants, waits for
+pages, writes audit rows, and applies suspensions that dunning asks for.
+"""
+
+import time
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import Engine
+from sqlmodel import Session
+
+from billing.payments import event_store, outbox, queries, queue, standings
+from billing.payments.operations import OpenPortal, OpenSetupPage, OpenTopUpPage
+from billing.payments.settings import WebhookSettings
+from billing.payments.views import PaymentPageView, PaymentQueueView, StripeEventView
+from billing.stripe_client import StripeAccount
+from billing.stripe_objects import StripeEvent
+from billing.stripe_settings import StripeSettings
+from control_plane.audit import service as audit
+from control_plane.change_handlers import ChangeHandlers
+from control_plane.paging import Page, encode_cursor
+from control_plane.payments.schemas import NewPortal, NewSetup, NewTopUp
+from control_plane.tenants import service as tenants
+from control_plane.tenants.schemas import TenantPatch
+from core.db import unit_of_work
+from core.errors import Unavailable
+from core.ids import new_id
+
+T = TypeVar("T", bound=Any)
+_POLL_S = 0.05
+_STANDINGS_MAX = 100  # in one round of the worker
+_ACTOR = "dunning"
+
+
+class PaymentAccess:
+    """What the web process knows of Stripe: whether it is set up, whether it is simulated, and who signs webhooks."""
+
+    def __init__(self, stripe: StripeSettings, settings: WebhookSettings) -> None:
+        self._account = None if stripe.stripe_api_key is None else StripeAccount(stripe)
+        self._wait_s = settings.payments_page_wait_ms / 1000
+        self.simulated = stripe.stripe_api_base is not None
+
+    def require(self) -> StripeAccount:
+        """The account. Raises Unavailable where Stripe is not set up."""
+        if self._account is None:
+            raise Unavailable(
+                "This installation takes no payments. Its operator must set TENORA_STRIPE_API_KEY.",
+                code="payments_not_set_up",
+            )
+        return self._account
+
+    def wait_for_page(self, engine: Engine, *, tenant_id: str, page_id: str) -> PaymentPageView:
+        """The page, once the billing worker has opened it, or as it is after the longest wait."""
+        deadline = time.monotonic() + self._wait_s
+        while True:
+            with unit_of_work(engine) as session:
+                page = queries.get_page(session, tenant_id=tenant_id, page_id=page_id, simulated=self.simulated)
+            if page.state != "pending" or time.monotonic() >= deadline:
+                return page
+            time.sleep(_POLL_S)
+
+
+def open_page(
+    session: Session, access: PaymentAccess, data: NewSetup | NewPortal | NewTopUp, *, tenant_id: str, actor: str
+) -> PaymentPageView:
+    """Queue a page of Stripe's for the tenant's owner. Raises Unavailable where Stripe is not set up."""
+    access.require()
+    tenant = tenants.get(session, tenant_id)
+    outbox.open_queue(session, tenant_id, name=tenant.name)
+    operation: OpenSetupPage | OpenPortal | OpenTopUpPage
+    match data:
+        case NewSetup():
+            operation = OpenSetupPage(
+                request_id=new_id("pop"), success_url=data.success_url, cancel_url=data.cancel_url
+            )
+        case NewPortal():
+            operation = OpenPortal(request_id=new_id("pop"), return_url=data.return_url)
+        case NewTopUp():
+            operation = OpenTopUpPage(
+                request_id=new_id("top"),
+                amount_cents=data.amount_cents,
+                success_url=data.success_url,
+                cancel_url=data.cancel_url,
+            )
+    page_id = outbox.enqueue(session, tenant_id, operation)
+    assert page_id is not None, "pages are always queued"
+    details = {"amount_cents": data.amount_cents} if isinstance(data, NewTopUp) else {}
+    audit.record(
+        session, actor=actor, action="payment_page.opened", target=page_id, tenant_id=tenant_id, details=details
+    )
+    return queries.get_page(session, tenant_id=tenant_id, page_id=page_id, simulated=access.simulated)
+
+
+def stored_page(_session: Session, stored: bytes) -> PaymentPageView:
+    """The page of an earlier request, as it was then."""
+    return msgspec.json.decode(stored, type=PaymentPageView)
+
+
+def store_event(engine: Engine, event: StripeEvent) -> bool:
+    """Store a webhook's event. Returns whether it is new."""
+    with unit_of_work(engine) as session:
+        return event_store.store(session, [event], source="webhook") == 1
+
+
+def resume_queue(session: Session, tenant_id: str, *, cancel: bool, actor: str) -> PaymentQueueView:
+    """Let a stopped queue go on. Raises NotFound and Conflict."""
+    queue.resume(session, tenant_id, cancel=cancel)
+    action = "payment_queue.operation_cancelled" if cancel else "payment_queue.resumed"
+    audit.record(session, actor=actor, action=action, target=tenant_id, tenant_id=tenant_id, details={})
+    session.flush()
+    return queries.get_queue(session, tenant_id)
+
+
+def handle_again(session: Session, event_id: str, *, actor: str) -> StripeEventView:
+    """Handle an ignored or failed event again. Raises NotFound and Conflict."""
+    event_store.handle_again(session, event_id)
+    audit.record(session, actor=actor, action="stripe_event.handled_again", target=event_id, details={})
+    session.flush()
+    return queries.get_event(session, event_id)
+
+
+class StandingChanges:
+    """The worker's loop that suspends and restores tenants as dunning has decided."""
+
+    def __init__(self, engine: Engine, handlers: ChangeHandlers) -> None:
+        self._engine = engine
+        self._handlers = handlers
+
+    def run_once(self) -> bool:
+        """Apply what waits. A tenant that an admin has suspended stays so. Returns whether there may be more."""
+        with unit_of_work(self._engine) as session:
+            changes = standings.waiting(session, _STANDINGS_MAX)
+            for change in changes:
+                self._apply(session, change)
+        return len(changes) == _STANDINGS_MAX
+
+    def _apply(self, session: Session, change: standings.StandingChange) -> None:
+        status = tenants.lock(session, change.tenant_id).status
+        wanted: tenants.Status = "suspended" if change.standing == "suspended" else "active"
+        is_ours = status == "active" if wanted == "suspended" else change.ours and status == "suspended"
+        if is_ours:
+            tenants.change(session, change.tenant_id, TenantPatch(status=wanted), actor=_ACTOR)
+            self._handlers.on_status_set(session, change.tenant_id, wanted)
+            self._handlers.on_limits_changed(session, [change.tenant_id])
+        standings.mark_applied(session, change.tenant_id, ours=is_ours and wanted == "suspended")
+
+
+def page_of(found: list[T], limit: int) -> Page[T]:
+    """A page of a list that was read with one item more."""
+    following = encode_cursor(found[limit - 1].id) if len(found) > limit else None
+    return Page(data=found[:limit], next_cursor=following)

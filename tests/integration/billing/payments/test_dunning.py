@@ -1,0 +1,135 @@
+"""What follows a payment that failed: attempts by schedule, an owner who has to act, suspension, and restoration."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from billing.payments.dunning import next_attempt
+from core.db import unit_of_work
+
+pytestmark = pytest.mark.timeout(120)
+START = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def attempts(stage, invoice: str) -> int:
+    return stage.of(invoice).attempt_count
+
+
+@pytest.mark.parametrize(("day", "following"), [(0, 3), (2, 3), (3, 5), (5, 7), (7, None), (20, None)])
+def test_the_next_attempt_is_the_next_day_of_the_schedule(day, following):
+    expected = None if following is None else START + timedelta(days=following)
+    assert next_attempt(START, START + timedelta(days=day), (0, 3, 5, 7)) == expected
+
+
+@pytest.mark.scenario(139)
+def test_a_declined_card_is_tried_on_days_0_3_5_7_and_suspends_on_day_14_until_it_is_paid(stage):
+    tenant = stage.tenant("chargeDeclinedInsufficientFunds")
+    invoice = stage.invoice(tenant, 4_000)
+    stage.work()
+    tried_on = [0]
+    for day in range(1, 15):
+        stage.pass_days(1)
+        stage.dunning.run_once()
+        if stage.work():
+            tried_on.append(day)
+        assert stage.standing(tenant) == (None if day < 14 else "suspended"), day
+    assert tried_on == [0, 3, 5, 7]
+    assert attempts(stage, invoice) == 4
+    assert stage.notices(tenant) == ["invoice.payment_failed"] * 4 + ["tenant.suspended"]
+    stage.save_card(tenant, "visa")
+    started = time.monotonic()
+    stage.receive()
+    stage.dunning.run_once()
+    assert stage.work() == ["done"]
+    assert stage.standing(tenant) == "good"
+    assert time.monotonic() - started < 20
+    assert (stage.due(invoice), stage.case(invoice)["state"]) == (0, "paid")
+    assert stage.notices(tenant)[-1] == "tenant.restored"
+
+
+@pytest.mark.scenario(140)
+def test_a_lost_card_is_not_tried_again_until_there_is_another(stage):
+    tenant = stage.tenant("chargeDeclinedLostCard")
+    invoice = stage.invoice(tenant, 4_000)
+    stage.work()
+    assert stage.case(invoice)["state"] == "needs_method"
+    for _ in range(3):
+        stage.pass_days(3)
+        stage.receive()  # events about the lost card are no other card
+        stage.dunning.run_once()
+        assert stage.work() == []
+    assert attempts(stage, invoice) == 1
+    stage.save_card(tenant, "visa")
+    stage.receive()
+    stage.dunning.run_once()
+    assert stage.work() == ["done"]
+    assert stage.case(invoice)["state"] == "paid"
+
+
+@pytest.mark.scenario(141)
+def test_a_card_that_wants_its_owner_waits_for_it_and_is_paid_once(stage):
+    tenant = stage.tenant("authenticationRequired")
+    invoice = stage.invoice(tenant, 4_000)
+    stage.work()
+    case = stage.case(invoice)
+    assert case["state"] == "needs_owner"
+    notice = stage.rows("SELECT event_type, data FROM notifications WHERE tenant_id = :t", t=tenant)
+    assert [each["event_type"] for each in notice] == ["invoice.payment_action_required"]
+    assert notice[0]["data"]["url"] == stage.of(invoice).hosted_invoice_url
+    for _ in range(3):
+        stage.pass_days(3)
+        stage.receive()
+        stage.dunning.run_once()
+        assert stage.work() == []
+    (intent,) = stage.sdk.v1.payment_intents.list({"customer": stage.customer(tenant)}).data
+    stage.simulator.control("POST", f"payment_intents/{intent.id}/authenticate", {"confirmed": True})
+    stage.receive()
+    assert (stage.due(invoice), stage.case(invoice)["state"]) == (0, "paid")
+    assert stage.rows("SELECT amount_cents FROM test_payments") == [{"amount_cents": 4_000}]
+
+
+def test_without_a_card_the_owner_is_asked_and_the_first_card_pays(stage):
+    tenant = stage.tenant(card=None)
+    invoice = stage.invoice(tenant, 4_000)
+    stage.work()
+    assert stage.case(invoice)["state"] == "needs_method"
+    customer = stage.customer(tenant)
+    stage.sdk.v1.payment_methods.attach("pm_card_visa", {"customer": customer})
+    stage.receive()
+    stage.dunning.run_once()
+    stage.work()
+    assert stage.of(invoice).status == "paid"
+
+
+def test_two_unpaid_invoices_both_have_to_be_paid(stage):
+    tenant = stage.tenant("chargeDeclinedInsufficientFunds")
+    first, second = stage.invoice(tenant, 4_000), stage.invoice(tenant, 5_000)
+    stage.work()
+    stage.pass_days(14)
+    stage.dunning.run_once()
+    stage.work()
+    assert stage.standing(tenant) == "suspended"
+    for invoice, standing in ((first, "suspended"), (second, "good")):
+        stage.sdk.v1.invoices.pay(stage.of(invoice).id, {"paid_out_of_band": True})
+        stage.receive()
+        assert stage.standing(tenant) == standing
+
+
+@pytest.mark.scenario(146)
+def test_a_test_clock_moves_dunning_without_waiting(stage):
+    clocks = stage.sdk.v1.test_helpers.test_clocks
+    now = int(time.time())
+    clock = clocks.create({"frozen_time": now})
+    tenant = stage.tenant("chargeDeclinedInsufficientFunds", test_clock=clock.id)
+    invoice = stage.invoice(tenant, 4_000)
+    stage.work()
+    for day in (3, 5, 7, 14):
+        clocks.advance(clock.id, {"frozen_time": now + day * 86_400 + 60})
+        stage.receive()
+        stage.dunning.run_once()
+        stage.work()
+    assert attempts(stage, invoice) == 4
+    assert stage.standing(tenant) == "suspended"
+    with unit_of_work(stage.engine) as session:
+        assert stage.clock(session) < datetime.now(UTC) + timedelta(hours=1)  # real time moved 0

@@ -1,0 +1,238 @@
+"""Stripe's events: stored once, handled once, in any order, and from the object that is fetched again."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from billing.payments import event_store
+from billing.payments.operations import ChargeTopUp, OpenSetupPage, OpenTopUpPage, RefundTopUp
+from billing.stripe_objects import StripeEvent
+from core.db import database_now, unit_of_work
+from core.ids import new_id
+
+pytestmark = pytest.mark.timeout(120)
+URLS = {"success_url": "https://example.com/done", "cancel_url": "https://example.com/back"}
+
+
+def top_up_page(stage, tenant: str, cents: int = 2_500) -> tuple[str, str]:
+    """The id of a top-up and of its page."""
+    top_up = new_id("top")
+    operation = stage.enqueue(tenant, OpenTopUpPage(request_id=top_up, amount_cents=cents, **URLS))
+    assert stage.work() == ["done"]
+    result = stage.value("SELECT result FROM payment_operations WHERE id = :i", i=operation)
+    assert result["url"].startswith(stage.simulator.url)
+    return top_up, result["page"]
+
+
+def credit(stage, tenant: str) -> list[int]:
+    rows = stage.rows("SELECT cents FROM test_credit WHERE tenant_id = :t ORDER BY reference", t=tenant)
+    return [row["cents"] for row in rows]
+
+
+def states(stage) -> dict[str, str]:
+    return {row["id"]: row["state"] for row in stage.rows("SELECT id, state FROM stripe_events")}
+
+
+def event(stage, event_type: str, object_kind: str, object_id: str, customer: str | None, **changes) -> StripeEvent:
+    with unit_of_work(stage.engine) as session:
+        now = database_now(session)
+    values = {"id": f"evt_{new_id('req')}", "type": event_type, "created": now, "api_version": "2026-10-28.endive"}
+    values |= {"object_id": object_id, "object_kind": object_kind, "customer": customer}
+    return StripeEvent(**(values | changes))
+
+
+def store(stage, *events: StripeEvent) -> int:
+    with unit_of_work(stage.engine) as session:
+        return event_store.store(session, events, source="webhook")
+
+
+@pytest.mark.scenario(80)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_all_events_of_one_top_up_twice_and_in_any_order_grant_it_once(stage, reverse):
+    tenant = stage.tenant(card=None)
+    top_up, page = top_up_page(stage, tenant)
+    stage.simulator.control("POST", f"checkout/{page}", {"card": "4242424242424242"})
+    intent = stage.account.page(page).payment_intent
+    customer = stage.customer(tenant)
+    events = [
+        event(stage, "checkout.session.completed", "checkout.session", page, customer),
+        event(stage, "payment_intent.succeeded", "payment_intent", intent, customer),
+        event(stage, "payment_intent.succeeded", "payment_intent", intent, customer),
+        event(stage, "checkout.session.completed", "checkout.session", page, customer),
+    ]
+    for each in reversed(events) if reverse else events:
+        assert store(stage, each) == 1
+        assert store(stage, each) == 0
+        stage.events.run_once()
+    assert credit(stage, tenant) == [2_500]
+    assert stage.value("SELECT state FROM top_ups WHERE id = :i", i=top_up) == "paid"
+    assert stage.notices(tenant) == ["top_up.succeeded"]
+    assert set(states(stage).values()) == {"handled"}
+
+
+@pytest.mark.scenario(79)
+@pytest.mark.scenario(147)
+def test_two_workers_handle_the_events_of_one_payment_at_once_and_grant_it_once(stage):
+    tenant = stage.tenant(card=None)
+    _, page = top_up_page(stage, tenant)
+    stage.simulator.control("POST", f"checkout/{page}", {"card": "4242424242424242"})
+    intent, customer = stage.account.page(page).payment_intent, stage.customer(tenant)
+    store(stage, *(event(stage, "payment_intent.succeeded", "payment_intent", intent, customer) for _ in range(8)))
+    workers = [threading.Thread(target=stage.events.run_once) for _ in range(2)]
+    stage.events._settings = stage.settings.model_copy(update={"payments_events_batch_max": 4})
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    while stage.events.run_once():
+        pass
+    assert credit(stage, tenant) == [2_500]
+    assert list(states(stage).values()) == ["handled"] * 8
+
+
+def test_a_page_that_was_not_paid_grants_nothing(stage):
+    tenant = stage.tenant(card=None)
+    _, page = top_up_page(stage, tenant)
+    with pytest.raises(AssertionError, match="insufficient_funds"):
+        stage.simulator.control("POST", f"checkout/{page}", {"card": "4000000000009995"})
+    stage.receive()
+    assert credit(stage, tenant) == []
+
+
+@pytest.mark.scenario(85)
+@pytest.mark.parametrize(
+    ("card", "state"), [("chargeDeclinedInsufficientFunds", "failed"), ("authenticationRequired", "needs_owner")]
+)
+def test_a_top_up_with_a_card_that_does_not_pay_grants_nothing(stage, card, state):
+    tenant = stage.tenant(card)
+    top_up = new_id("top")
+    stage.enqueue(tenant, ChargeTopUp(top_up_id=top_up, amount_cents=2_500))
+    assert stage.work() == ["failed"]
+    stage.receive()
+    assert credit(stage, tenant) == []
+    assert stage.value("SELECT state FROM top_ups WHERE id = :i", i=top_up) == state
+    assert stage.notices(tenant) == ["top_up.failed"]
+
+
+@pytest.mark.scenario(148)
+def test_an_invoices_events_in_the_wrong_order_lead_to_the_same_state(stage):
+    tenant = stage.tenant(card=None)
+    invoice = stage.invoice(tenant, 4_000)
+    stage.work()
+    found = stage.of(invoice)
+    stage.sdk.v1.payment_methods.attach("pm_card_visa", {"customer": stage.customer(tenant)})
+    card = stage.account.cards(stage.customer(tenant))[0].id
+    stage.account.pay_invoice(found.id, key=new_id("req"), payment_method=card)
+    for kind in ("invoice.paid", "invoice.payment_action_required", "invoice.payment_failed", "invoice.paid"):
+        store(stage, event(stage, kind, "invoice", found.id, stage.customer(tenant)))
+        stage.events.run_once()
+    assert (stage.due(invoice), stage.case(invoice)["state"]) == (0, "paid")
+    assert stage.rows("SELECT amount_cents FROM test_payments") == [{"amount_cents": 4_000}]
+
+
+@pytest.mark.scenario(142)
+def test_what_is_paid_too_much_is_flagged(stage):
+    tenant = stage.tenant(card=None)
+    invoice = stage.invoice(tenant, 12_000)
+    stage.work()
+    stage.change("UPDATE test_invoices SET due_cents = 10000 WHERE invoice_id = :i", i=invoice)
+    stage.save_card(tenant, "visa")
+    stage.account.pay_invoice(stage.of(invoice).id, key=new_id("req"))
+    stage.receive()
+    assert stage.rows("SELECT amount_cents, surplus_cents FROM test_payments") == [
+        {"amount_cents": 12_000, "surplus_cents": 2_000}
+    ]
+    assert stage.alarms() == ["overpaid"]
+
+
+@pytest.mark.scenario(82)
+def test_a_top_up_that_is_refunded_and_then_disputed_goes_back_once(stage):
+    tenant = stage.tenant(card=None)
+    _, page = top_up_page(stage, tenant)
+    stage.simulator.control("POST", f"checkout/{page}", {"card": "4242424242424242"})
+    stage.receive()
+    (charge,) = stage.sdk.v1.charges.list({"customer": stage.customer(tenant)}).data
+    refund = RefundTopUp(refund_id=new_id("adj"), payment_intent=charge.payment_intent, amount_cents=1_000)
+    stage.enqueue(tenant, refund)  # the credit of the refund was taken out by its caller
+    assert stage.work() == ["done"]
+    stage.simulator.control("POST", "disputes", {"charge": charge.id})
+    stage.receive()
+    assert sorted(credit(stage, tenant)) == [-1_500, 2_500]
+    assert "dispute" in stage.alarms()
+    stage.receive()
+    assert sorted(credit(stage, tenant)) == [-1_500, 2_500]
+
+
+def test_a_saved_card_becomes_the_default(stage):
+    tenant = stage.tenant(card=None)
+    operation = stage.enqueue(tenant, OpenSetupPage(request_id=new_id("req"), **URLS))
+    stage.work()
+    page = stage.value("SELECT result FROM payment_operations WHERE id = :i", i=operation)["page"]
+    stage.simulator.control("POST", f"checkout/{page}", {"card": "4242424242424242"})
+    stage.receive()
+    customer = stage.account.customer(stage.customer(tenant))
+    assert customer.default_payment_method == stage.account.cards(customer.id)[0].id
+
+
+@pytest.mark.scenario(152)
+def test_unknown_customers_types_and_versions_have_no_effect_and_are_shown(stage):
+    tenant = stage.tenant()
+    unknown = stage.sdk.v1.customers.create({"name": "a stranger"})
+    store(
+        stage,
+        event(stage, "customer.updated", "customer", unknown.id, unknown.id, id="evt_customer"),
+        event(stage, "coupon.created", "coupon", "co_1", None, id="evt_type"),
+        event(stage, "invoice.paid", "invoice", "in_1", None, id="evt_version", api_version="2031-01-01.later"),
+        event(stage, "invoice.paid", "invoice", "in_never_was", stage.customer(tenant), id="evt_object"),
+    )
+    stage.events.run_once()
+    assert states(stage) == dict.fromkeys(["evt_customer", "evt_type", "evt_version", "evt_object"], "ignored")
+    notes = stage.rows("SELECT note FROM stripe_events")
+    assert all(row["note"] for row in notes)
+    assert stage.alarms() == ["event_version"]
+    with unit_of_work(stage.engine) as session:
+        event_store.handle_again(session, "evt_version")
+    assert states(stage)["evt_version"] == "stored"
+
+
+def test_an_event_that_cannot_be_handled_waits_and_is_left_to_an_admin(stage):
+    tenant = stage.tenant()
+    store(stage, event(stage, "invoice.paid", "invoice", "in_1", stage.customer(tenant), id="evt_1"))
+    stage.events._settings = stage.settings.model_copy(update={"payments_event_attempts_max": 3})
+    for attempt in range(3):
+        stage.fail("error_before", "/v1/invoices/in_1", method="GET")
+        assert stage.events.run_once() == 1, attempt
+        stage.change("UPDATE stripe_events SET next_attempt_at = clock_timestamp()")
+    assert states(stage) == {"evt_1": "failed"}
+    assert stage.alarms() == ["event_failed"]
+
+
+@pytest.mark.scenario(154)
+def test_events_of_two_days_without_webhooks_are_listed_and_handled(own_stage):
+    stage = own_stage
+    tenant = stage.tenant(card=None)
+    stage.events.catch_up()
+    _, page = top_up_page(stage, tenant)
+    stage.simulator.control("POST", f"checkout/{page}", {"card": "4242424242424242"})
+    stage.simulator.control("POST", "clock", {"advance_s": 2 * 86_400})
+    stage.offset += timedelta(days=2)
+    assert stage.events.catch_up() > 0
+    assert stage.events.catch_up() == 0
+    while stage.events.run_once():
+        pass
+    assert credit(stage, tenant) == [2_500]
+
+
+def test_more_events_than_one_list_reads_are_listed_in_parts(own_stage):
+    stage = own_stage
+    bounded = stage.account._settings.model_copy(update={"stripe_lookup_objects_max": 10})
+    tenant = stage.tenant()
+    for _ in range(6):
+        stage.invoice(tenant, 700)
+    stage.work()
+    stage.account._most = bounded.stripe_lookup_objects_max
+    wanted = len(stage.sdk.v1.events.list({"types": list(event_store.HANDLED_TYPES), "limit": 100}).data)
+    assert wanted > 10
+    stage.change("UPDATE stripe_events_listed SET listed_until = clock_timestamp()")
+    assert stage.events.catch_up() == wanted

@@ -1,0 +1,168 @@
+"""Answers of Stripe that never came, came as a 500, or belong to a key that Stripe has forgotten: everything is done
+once, and what cannot be certain stops and asks for a person.
+"""
+
+from datetime import timedelta
+
+import pytest
+
+from billing.payments import outbox, queue
+from billing.payments.operations import ChargeTopUp, PushCreditNote
+from core.db import unit_of_work
+from core.errors import Conflict
+from core.ids import new_id
+
+pytestmark = pytest.mark.timeout(120)
+HOURS_30 = 30 * 3_600
+
+
+def operations_of_everything(stage) -> tuple[str, str]:
+    tenant = stage.tenant()
+    invoice = stage.invoice(tenant, 600, 400)
+    stage.enqueue(
+        tenant,
+        PushCreditNote(note_id=new_id("adj"), invoice_id=invoice, amount_cents=150, memo="Outage", to="refund"),
+    )
+    stage.enqueue(tenant, ChargeTopUp(top_up_id=new_id("top"), amount_cents=2_500))
+    return tenant, invoice
+
+
+def assert_done_once(stage, tenant: str, invoice: str) -> None:
+    assert stage.stopped(tenant) is None
+    found = stage.of(invoice)
+    assert (found.status, found.total) == ("paid", 1_000)
+    charges = stage.sdk.v1.charges.list({"customer": stage.customer(tenant)}).data
+    assert sorted((each.amount, each.amount_refunded) for each in charges if each.paid) == [(1_000, 150), (2_500, 0)]
+    assert [note.total for note in stage.sdk.v1.credit_notes.list({"invoice": found.id}).data] == [150]
+    assert stage.rows("SELECT cents FROM test_credit WHERE tenant_id = :t", t=tenant) == [{"cents": 2_500}]
+
+
+@pytest.mark.scenario(135)
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/invoices",
+        "/v1/invoiceitems",
+        "/v1/invoices/in_",
+        "/v1/refunds",
+        "/v1/credit_notes",
+        "/v1/payment_intents",
+    ],
+)
+@pytest.mark.parametrize("kind", ["error_before", "error_after"])
+def test_a_stored_500_is_looked_up_and_only_what_is_absent_is_sent_with_a_new_key(stage, path, kind):
+    tenant, invoice = operations_of_everything(stage)
+    stage.fail(kind, path)
+    ended = stage.work()
+    for _ in range(6):
+        ended += stage.work_later()
+    assert "postponed" in ended
+    assert_done_once(stage, tenant, invoice)
+    generations = stage.rows("SELECT DISTINCT generation FROM payment_steps WHERE generation > 1")
+    assert len(generations) == (1 if kind == "error_before" else 0)
+
+
+@pytest.mark.scenario(134)
+@pytest.mark.parametrize("path", ["/v1/invoices", "/v1/invoices/in_", "/v1/refunds", "/v1/payment_intents"])
+def test_after_30_hours_an_object_is_looked_up_before_its_forgotten_key_is_used(own_stage, path):
+    stage = own_stage
+    tenant, invoice = operations_of_everything(stage)
+    stage.fail("timeout_after", path, seconds=4)
+    assert "postponed" in stage.work()
+    stage.simulator.control("POST", "clock", {"advance_s": HOURS_30})
+    stage.offset += timedelta(seconds=HOURS_30)
+    for _ in range(3):
+        stage.work_later()
+    assert_done_once(stage, tenant, invoice)
+
+
+def test_a_limited_call_is_repeated_with_the_same_key(stage):
+    tenant, invoice = operations_of_everything(stage)
+    stage.fail("rate_limit", "/v1/", times=3)
+    for _ in range(6):
+        stage.work_later()
+    assert_done_once(stage, tenant, invoice)
+    assert stage.rows("SELECT name FROM payment_steps WHERE generation > 1") == []
+
+
+@pytest.mark.scenario(136)
+def test_a_key_that_stripe_knows_from_another_request_stops_the_queue_until_an_admin_lets_it_go_on(stage):
+    tenant = stage.tenant()
+    invoice = stage.invoice(tenant, 700)
+    stage.fail("rate_limit", "/v1/invoices")
+    assert stage.work(1) == ["postponed"]
+    key = stage.value("SELECT idempotency_key FROM payment_steps WHERE name = 'invoice'")
+    stage.sdk.v1.invoices.create({"customer": stage.customer(tenant)}, {"idempotency_key": key})
+    assert stage.work_later() == ["stopped"]
+    assert stage.alarms() == ["stripe_key_conflict"]
+    for _ in range(3):
+        assert stage.work_later() == []
+    with unit_of_work(stage.engine) as session:
+        queue.resume(session, tenant, cancel=False)
+    assert stage.work_later() == ["done"]
+    assert stage.of(invoice).status == "paid"
+
+
+def test_two_objects_with_one_id_stop_the_queue(stage):
+    tenant = stage.tenant()
+    invoice = stage.invoice(tenant, 700)
+    stage.fail("error_after", "/v1/invoices")
+    assert stage.work(1) == ["postponed"]
+    customer = stage.customer(tenant)
+    stage.sdk.v1.invoices.create({"customer": customer, "metadata": {"tenora_id": invoice}})
+    ended = []
+    for _ in range(3):
+        ended += stage.work_later()
+    assert ended[-1] == "stopped"
+    assert stage.alarms() == ["stripe_lookup_inconclusive"]
+    assert len(stage.sdk.v1.invoices.list({"customer": customer}).data) == 2  # none was added
+
+
+def test_a_call_that_fails_under_every_key_stops_the_queue(stage):
+    tenant = stage.tenant()
+    stage.invoice(tenant, 700)
+    stage.fail("error_before", "/v1/invoices", times=10)
+    ended = []
+    for _ in range(12):
+        ended += stage.work_later()
+    assert ended[-1] == "stopped"
+    assert stage.value("SELECT generation FROM payment_steps WHERE name = 'invoice'") == 3
+    assert "stripe_keys_used_up" in stage.alarms()
+    assert stage.sdk.v1.invoices.list({"customer": stage.customer(tenant)}).data == []
+
+
+def test_a_stripe_that_is_silent_for_an_hour_is_an_alarm_and_loses_nothing(stage):
+    tenant = stage.tenant()
+    invoice = stage.invoice(tenant, 700)
+    stage.fail("rate_limit", "/v1/invoices", times=3)
+    assert stage.work(1) == ["postponed"]
+    stage.offset += timedelta(hours=2)
+    assert stage.work(1) == ["postponed"]
+    assert stage.alarms() == ["stripe_silent"]
+    assert stage.work_later()[-1] == "done"
+    assert stage.of(invoice).status == "paid"
+    assert stage.alarms() == ["stripe_silent"]
+
+
+def test_the_customer_of_a_queue_cannot_be_cancelled(stage):
+    tenant = new_id("tn")
+    stage.fail("error_before", "/v1/customers", times=10)
+    with unit_of_work(stage.engine) as session:
+        assert outbox.open_queue(session, tenant).customer_id is None
+    for _ in range(12):
+        stage.work_later()
+    assert stage.stopped(tenant)
+    with pytest.raises(Conflict, match="creates the customer"), unit_of_work(stage.engine) as session:
+        queue.resume(session, tenant, cancel=True)
+
+
+def test_a_worker_that_lost_its_lease_writes_nothing(stage):
+    tenant = stage.tenant()
+    invoice = stage.invoice(tenant, 700)
+    slow = stage.queues.claim()
+    assert slow is not None
+    stage.offset += timedelta(seconds=stage.settings.payments_lease_s + 1)
+    assert stage.work() == ["done"]
+    assert stage.performer.run(slow) == "lost"
+    assert stage.of(invoice).status == "paid"
+    assert len(stage.sdk.v1.charges.list({"customer": stage.customer(tenant)}).data) == 1

@@ -1,0 +1,274 @@
+"""Payments over the API: pages of the simulator's, top-ups, webhooks, and what admins see and decide."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from pydantic import SecretStr
+
+from billing.payments import standings
+from billing.payments.operations import EndInvoice
+from billing.payments.settings import WebhookSettings
+from billing.stripe_settings import StripeSettings
+from control_plane.dependencies import handlers_of_changes
+from control_plane.payments.service import StandingChanges
+from control_plane.settings import WebSettings
+from core.db import unit_of_work
+from core.ids import new_id
+from tenora.stripe_simulator.webhooks import signature_header
+from tests.conftest import wait_until
+from tests.fixtures.control_plane.api import Api, control_settings, running_api
+from tests.fixtures.stripe_simulator import TEST_KEY, RunningSimulator, running_simulator
+from tests.integration.billing.payments.conftest import PaymentStage
+
+pytestmark = pytest.mark.timeout(120)
+SECRET, OLD = "whsec_of_the_endpoint", "whsec_of_last_month"
+URLS = {"success_url": "https://example.com/done", "cancel_url": "https://example.com/back"}
+BYTES_MAX = 4_096
+
+
+@pytest.fixture(scope="session")
+def simulator(tmp_path_factory) -> Iterator[RunningSimulator]:
+    with running_simulator(tmp_path_factory.mktemp("stripe") / "home") as simulator:
+        yield simulator
+
+
+@pytest.fixture
+def api(postgres_settings, redis_settings, s3_settings, simulator) -> Iterator[Api]:
+    stripe = StripeSettings(
+        stripe_api_key=SecretStr(TEST_KEY),
+        stripe_api_base=simulator.url,
+        stripe_webhook_secret=SecretStr(SECRET),
+        stripe_webhook_secret_previous=SecretStr(OLD),
+    )
+    settings = control_settings(
+        postgres_settings,
+        redis_settings,
+        s3_settings,
+        web=WebSettings(control_port=0, acknowledge_wait_ms=0),
+        stripe=stripe,
+        webhooks=WebhookSettings(payments_page_wait_ms=200, payments_webhook_bytes_max=BYTES_MAX),
+    )
+    with running_api(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def stage(engine, simulator) -> PaymentStage:
+    return PaymentStage(engine, simulator)
+
+
+@contextmanager
+def working(stage: PaymentStage) -> Iterator[None]:
+    """The billing worker's threads beside the API."""
+    stage.runner.start()
+    try:
+        yield
+    finally:
+        stage.runner.stop(5)
+
+
+def body_of(event_type: str = "invoice.paid", **changes) -> str:
+    event = {
+        "id": f"evt_{new_id('req')}",
+        "object": "event",
+        "api_version": "2026-10-28.endive",
+        "created": int(time.time()),
+        "data": {"object": {"id": "in_1", "object": "invoice", "customer": "cus_1"}},
+        "livemode": False,
+        "pending_webhooks": 1,
+        "request": None,
+        "type": event_type,
+    }
+    return json.dumps(event | changes)
+
+
+def post(api: Api, body: str, *secrets: str, age_s: int = 0, header: str | None = None):
+    signature = header if header is not None else signature_header(body, list(secrets), int(time.time()) - age_s)
+    headers = {"stripe-signature": signature} if signature else {}
+    return api.anyone.post("/webhooks/stripe", content=body, headers=headers)
+
+
+@pytest.mark.scenario(147)
+def test_an_event_is_stored_once_however_often_and_at_once_it_is_posted(api, stage):
+    body = body_of()
+    answers: list[int] = []
+    threads = [threading.Thread(target=lambda: answers.append(post(api, body, SECRET).status_code)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [200, 200, 200]
+    assert stage.value("SELECT count(*) FROM stripe_events") == 1
+    assert post(api, body, SECRET).json() == {"new": False}
+
+
+@pytest.mark.scenario(150)
+@pytest.mark.scenario(151)
+@pytest.mark.parametrize(
+    ("secrets", "age_s", "status"),
+    [
+        ((SECRET,), 0, 200),
+        ((OLD,), 0, 200),
+        (("whsec_of_a_stranger", SECRET), 0, 200),
+        (("whsec_of_a_stranger",), 0, 400),
+        ((SECRET,), 301, 400),
+    ],
+)
+def test_only_events_signed_with_a_secret_of_ours_are_stored(api, stage, secrets, age_s, status):
+    assert post(api, body_of(), *secrets, age_s=age_s).status_code == status
+    assert stage.value("SELECT count(*) FROM stripe_events") == (1 if status == 200 else 0)
+
+
+@pytest.mark.scenario(150)
+def test_a_webhook_without_a_signature_or_with_one_changed_byte_is_refused(api, stage):
+    unsigned = post(api, body_of(), header="")
+    assert (unsigned.status_code, unsigned.json()["code"]) == (400, "stripe_signature_invalid")
+    body = body_of()
+    signature = signature_header(body, [SECRET], int(time.time()))
+    assert post(api, body.replace("in_1", "in_2"), header=signature).status_code == 400
+    assert stage.value("SELECT count(*) FROM stripe_events") == 0
+
+
+def test_a_webhook_above_the_limit_is_refused(api, stage):
+    body = body_of(padding="x" * BYTES_MAX)
+    assert post(api, body, SECRET).status_code == 413
+    assert stage.value("SELECT count(*) FROM stripe_events") == 0
+
+
+def test_an_event_of_real_money_is_refused_with_a_test_key(api):
+    refused = post(api, body_of(livemode=True), SECRET)
+    assert (refused.status_code, refused.json()["code"]) == (400, "stripe_mode_mismatch")
+
+
+def test_without_stripe_nothing_is_sold(postgres_settings, redis_settings, s3_settings):
+    settings = control_settings(
+        postgres_settings, redis_settings, s3_settings, web=WebSettings(control_port=0, acknowledge_wait_ms=0)
+    )
+    with running_api(settings) as bare:
+        refused = bare.tenant().http.post("/api/v1/billing/setup", json=URLS)
+        assert (refused.status_code, refused.json()["code"]) == (503, "payments_not_set_up")
+        assert post(bare, body_of(), SECRET).status_code == 503
+
+
+def test_a_tenant_saves_a_card_buys_credit_and_opens_the_portal(api, stage):
+    tenant = api.tenant()
+    with working(stage):
+        pages = {}
+        for path, body in (("setup", URLS), ("top-ups", URLS | {"amount_cents": 2_500})):
+            asked = tenant.http.post(f"/api/v1/billing/{path}", json=body).raise_for_status().json()
+            pages[path] = wait_until(lambda page=asked["id"]: _ready(tenant, page), what=f"the page of {path}")
+            assert pages[path]["url"].startswith(stage.simulator.url)
+            assert pages[path]["simulated"] is True
+        portal = tenant.http.post("/api/v1/billing/portal", json={"return_url": "https://example.com"})
+        assert wait_until(lambda: _ready(tenant, portal.json()["id"]), what="the portal")["url"]
+    session = stage.value("SELECT result FROM payment_operations WHERE id = :i", i=pages["top-ups"]["id"])["page"]
+    stage.simulator.control("POST", f"checkout/{session}", {"card": "4242424242424242"})
+    stage.receive()
+    top_ups = tenant.http.get("/api/v1/billing/top-ups").raise_for_status().json()["data"]
+    assert [(each["amount_cents"], each["state"]) for each in top_ups] == [(2_500, "paid")]
+
+
+def _ready(tenant, page_id: str):
+    page = tenant.http.get(f"/api/v1/billing/pages/{page_id}").raise_for_status().json()
+    return page if page["state"] == "ready" else None
+
+
+@pytest.mark.scenario(79)
+def test_a_top_up_asked_for_twice_with_one_key_is_one(api, stage):
+    tenant = api.tenant()
+    answers = [
+        tenant.http.post(
+            "/api/v1/billing/top-ups", json=URLS | {"amount_cents": 2_500}, headers={"idempotency-key": "one"}
+        )
+        for _ in range(2)
+    ]
+    assert [answer.status_code for answer in answers] == [202, 202]  # no worker opens the page here
+    assert answers[0].json() == answers[1].json()
+    assert answers[1].headers["idempotent-replayed"] == "true"
+    assert stage.value("SELECT count(*) FROM top_ups") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"amount_cents": 49}, "amount_cents"),
+        ({"amount_cents": -1}, "amount_cents"),
+        ({"amount_cents": 10.5}, "amount_cents"),
+        ({"amount_cents": "1000"}, "amount_cents"),
+        ({"amount_cents": 100_000_000}, "amount_cents"),
+        ({"success_url": "javascript:alert(1)"}, "success_url"),
+        ({"currency": "eur"}, "currency"),
+    ],
+)
+def test_a_wrong_top_up_is_refused_with_the_field_and_nothing_is_written(api, stage, changes, param):
+    refused = api.tenant().http.post("/api/v1/billing/top-ups", json=URLS | {"amount_cents": 1_000} | changes)
+    assert (refused.status_code, refused.json()["param"]) == (400, param)
+    assert stage.value("SELECT count(*) FROM payment_queues") == 0
+
+
+def test_another_tenants_page_is_not_found(api):
+    ours, theirs = api.tenant(), api.tenant()
+    page = ours.http.post("/api/v1/billing/setup", json=URLS).json()["id"]
+    refused = theirs.http.get(f"/api/v1/billing/pages/{page}")
+    assert (refused.status_code, refused.json()["code"]) == (404, "payment_page_not_found")
+
+
+def test_an_admin_sees_why_a_queue_has_stopped_and_lets_it_go_on(api, stage):
+    tenant = stage.tenant()
+    invoice = stage.invoice(tenant, 700)
+    deleted = stage.customer(tenant)
+    stage.sdk.v1.customers.delete(deleted)
+    assert stage.work() == ["stopped"]
+    (queue,) = api.admin.get("/api/v1/admin/payments/queues?stopped=true").raise_for_status().json()["data"]
+    assert (queue["id"], queue["pending"]) == (tenant, 1)
+    assert deleted in queue["stopped_reason"]
+    (alarm,) = api.admin.get("/api/v1/admin/payments/alarms").json()["data"]
+    assert alarm["kind"] == "customer_deleted"
+    seen = api.admin.post(f"/api/v1/admin/payments/alarms/{alarm['id']}/seen").raise_for_status().json()
+    assert seen["seen_at"]
+    resumed = api.admin.post(f"/api/v1/admin/payments/queues/{tenant}/resume", json={"cancel": True})
+    assert resumed.json()["stopped_at"] is None
+    again = api.admin.post(f"/api/v1/admin/payments/queues/{tenant}/resume", json={})
+    assert (again.status_code, again.json()["code"]) == (409, "payment_queue_runs")
+    operations = api.admin.get(f"/api/v1/admin/payments/queues/{tenant}/operations").json()["data"]
+    assert [(each["kind"], each["state"]) for each in operations] == [
+        ("push_invoice", "cancelled"),
+        ("create_customer", "done"),
+    ]
+    assert stage.enqueue(tenant, EndInvoice(invoice_id=invoice, how="void"))
+
+
+@pytest.mark.scenario(152)
+def test_an_admin_sees_ignored_events_and_handles_them_again(api, stage):
+    for number in range(3):
+        assert post(api, body_of("coupon.created", id=f"evt_{number}"), SECRET).json() == {"new": True}
+    stage.events.run_once()
+    first = api.admin.get("/api/v1/admin/payments/events?event_state=ignored&limit=2").raise_for_status().json()
+    rest = api.admin.get(f"/api/v1/admin/payments/events?limit=2&cursor={first['next_cursor']}").json()
+    assert {each["id"] for each in first["data"] + rest["data"]} == {"evt_0", "evt_1", "evt_2"}
+    again = api.admin.post("/api/v1/admin/payments/events/evt_1/handle").raise_for_status().json()
+    assert again["state"] == "stored"
+    refused = api.admin.post("/api/v1/admin/payments/events/evt_1/handle")
+    assert (refused.status_code, refused.json()["code"]) == (409, "stripe_event_not_retryable")
+
+
+@pytest.mark.scenario(139)
+def test_dunning_suspends_and_restores_a_tenant_but_not_one_that_an_admin_suspended(api, stage):
+    tenant, other = api.tenant(), api.tenant()
+    changes = StandingChanges(stage.engine, handlers_of_changes())
+    status = lambda one: api.admin.get(f"/api/v1/admin/tenants/{one.id}").json()["status"]  # noqa: E731
+    api.admin.patch(f"/api/v1/admin/tenants/{other.id}", json={"status": "suspended"}).raise_for_status()
+    for one in (tenant, other):
+        with unit_of_work(stage.engine) as session:
+            standings.suspend(session, one.id, "invoice inv_1 is unpaid after 14 days")
+    changes.run_once()
+    assert (status(tenant), status(other)) == ("suspended", "suspended")
+    for one in (tenant, other):
+        with unit_of_work(stage.engine) as session:
+            standings.restore_if_settled(session, one.id)
+    changes.run_once()
+    assert (status(tenant), status(other)) == ("active", "suspended")
