@@ -69,13 +69,6 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         batch_max=worker.cleanup_batch_max,
     )
 
-    def correct_pin_history() -> bool:
-        with db.unit_of_work(engine) as session:
-            session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
-            if wrong := pins.correct_history(session):
-                structlog.get_logger().warning("history of pins corrected", adapters=wrong)
-        return False
-
     def remove_expired_responses() -> bool:
         with db.unit_of_work(engine) as session:
             idempotency.remove_expired(session, worker.control_idempotency_expires_s)
@@ -116,10 +109,19 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
             idle_s=worker.orphans_poll_s,
         ),
         Loop(name="cleanup", run_once=cleanup.run_once, idle_s=worker.cleanup_poll_s),
-        Loop(name="pin-history", run_once=correct_pin_history, idle_s=worker.cleanup_poll_s),
+        Loop(name="pin-history", run_once=lambda: _correct_pin_history(engine), idle_s=worker.cleanup_poll_s),
         Loop(name="stored-sizes", run_once=sizes.run_once, idle_s=worker.cleanup_poll_s),
         Loop(name="idempotency", run_once=remove_expired_responses, idle_s=worker.cleanup_poll_s),
     ]
+
+
+def _correct_pin_history(engine: Engine) -> bool:
+    """Compare what tenants pay for with the pins in force, in one state of the database. Always returns False."""
+    with db.unit_of_work(engine) as session:
+        session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+        if wrong := pins.correct_history(session):
+            structlog.get_logger().warning("history of pins corrected", adapters=wrong)
+    return False
 
 
 def run(settings: ControlSettings) -> int:

@@ -110,8 +110,9 @@ async def test_only_the_request_that_begins_a_download_reports_the_store(make_ha
     assert await asyncio.to_thread(asked.wait, 20)
     asking = asyncio.create_task(harness.chat(name, stream=True))
     flights = harness.adapters.disk._cache._flights
-    while sum(flight.waiters.total() for flight in flights.values()) < 2:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(20):
+        while sum(flight.waiters.total() for flight in flights.values()) < 2:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
     gate.set()
     assert (await prefetch).json["tier"] == "store"
     assert b'"tier":"disk"' in (await asking).body
