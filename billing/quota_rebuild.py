@@ -15,6 +15,7 @@ import redis as redis_client
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from billing.limits import spend_limits
 from billing.periods import month as month_period
 from billing.prices import price_book
 from billing.prices.price_book import PriceBook
@@ -178,6 +179,7 @@ def _rebuild(
         }
     for tenant_id, grant in tenants.items():
         redis.eval(_FLOOR, 1, redis_keys.tenant_quota(tenant_id), grant.charged_nanos)
+    _raise_windows(engine, redis, [tenant_id for tenant_id, grant in tenants.items() if grant.spend_limits])
     with unit_of_work(engine) as session:
         # Until this transaction ends, billing records nothing of these tenants: what it has and what waits for it is
         # then the whole. It is the one place that asks Redis within a transaction; billing, not a gateway, waits for
@@ -193,6 +195,20 @@ def _rebuild(
                 redis.eval(_ADD, 1, quota, seen.month, *missing.values())
                 corrected += 1
     return corrected
+
+
+def _raise_windows(engine: sa.Engine, redis: redis_client.Redis, tenant_ids: Collection[str]) -> None:
+    """Set at least what the ledger says was spent in the windows of spending limits. What waits for billing is missing
+    until the limits are published again.
+    """
+    for tenant_id in tenant_ids:
+        with unit_of_work(engine) as session:
+            _, limits = spend_limits.grants_of(session, tenant_id)
+        for limit in limits:
+            quota = redis_keys.spend_window_quota(
+                tenant_id, limit.scope, limit.subject_id, limit.window, limit.window_start_ms
+            )
+            redis.eval(_FLOOR, 1, quota, limit.spent_nanos)
 
 
 def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str, TenantGrant]) -> _Seen:

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import redis as redis_client
@@ -21,8 +22,10 @@ from billing import metrics
 from billing.charges.adjustment_runner import AdjustmentRunner
 from billing.costs.background import CostAttribution
 from billing.costs.settings import CostSettings
+from billing.invoices.closing import close_tenant
 from billing.invoices.schedule import PeriodSchedule
 from billing.jobs import Job, JobThreads
+from billing.limits.limit_alerts import LimitAlerts
 from billing.limits.spending_runner import SpendingRunner
 from billing.metering import OUTAGES, Meter
 from billing.notifications import delivery
@@ -238,11 +241,13 @@ def _jobs(
     reconciliation = ReconciliationSchedule(
         engine, run_limits(settings), every=timedelta(seconds=settings.billing_reconcile_s)
     )
+    spending = SpendingRunner(engine, meter.watch(), invoice_now=partial(close_tenant, engine, kind="threshold"))
     return [
         Job("quotas", 1_000, compare_quotas),
         Job("adjustments", 500, adjustments.run_once),
         Job("engine_counts", 1_000, keep_engine_counts),
-        Job("spending", 500, SpendingRunner(engine, meter.watch()).run_once),
+        Job("spending", 500, spending.run_once),
+        Job("limit_alerts", 500, LimitAlerts(engine, redis, meter.watch()).run_once),
         Job("periods", 1_000 * settings.billing_schedule_s, PeriodSchedule(engine, grace=grace).run_once),
         Job("resources", 1_000 * resource_settings.resource_poll_s, resources.run_once),
         Job("costs", 1_000 * cost_settings.cost_poll_s, costs.run_once),

@@ -36,7 +36,7 @@ from control_plane.health import ReadinessCheck, healthz, readyz
 from control_plane.http_protocol import protocol_for
 from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.invoices.documents_api import AdminCorrections, AdminParties, OwnDocuments
-from control_plane.limits.api import AdminSpending
+from control_plane.limits.api import AdminSpending, SpendLimits
 from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
 from control_plane.notifications.service import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
@@ -131,6 +131,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
             _admin(settings, authenticator),
             _tenant(authenticator),
             _openai(authenticator),
+            stripe_webhook(settings.webhooks.payments_webhook_bytes_max),
         ],
         dependencies=providers(resources),
         exception_handlers=HANDLERS,
@@ -214,6 +215,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnCredits,
             OwnInvoiceDocuments,
             OwnCreditNoteDocuments,
+            SpendLimits,
             NotificationEndpoints,
             NotificationDeliveries,
             OwnPayments,

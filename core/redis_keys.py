@@ -83,6 +83,11 @@ def key_quota(tenant_id: str, key_id: str) -> str:
     return f"tenora:quota:{{{tenant_id}}}:key:{key_id}"
 
 
+def spend_window_quota(tenant_id: str, scope: str, subject_id: str, window: str, start_ms: int) -> str:
+    """The same hash for one window of a spending limit. It expires after the window."""
+    return f"tenora:quota:{{{tenant_id}}}:window:{scope}:{subject_id}:{window}:{start_ms // 1000}"
+
+
 def tenant_leases(tenant_id: str) -> str:
     """Sorted set: request id by the Unix millisecond at which its reservation expires."""
     return f"tenora:quota:{{{tenant_id}}}:leases"

@@ -53,6 +53,13 @@ SELECT tenant_id, date_trunc('month', settled_at, 'UTC'), key_id, sum(input_toke
 FROM usage_records WHERE tenant_id LIKE :like GROUP BY 1, 2, 3
 """
 
+_REPLICAS: Final = """
+INSERT INTO usage_replica_hours
+SELECT date_trunc('hour', settled_at, 'UTC'), replica_id, tenant_id, base_model, count(*), 0, sum(input_tokens), 0,
+    sum(output_tokens), sum(kv_page_ms), 0, count(*), now()
+FROM usage_records WHERE tenant_id LIKE :like GROUP BY 1, 2, 3, 4
+"""
+
 _TENANTS: Final = "FROM generate_series(0, CAST(:last AS int)) n"
 _SUBSCRIBE: Final = (
     "INSERT INTO accounts SELECT 'acc_revenue', 'revenue', NULL ON CONFLICT DO NOTHING",
@@ -78,7 +85,7 @@ def seed(engine: sa.Engine, *, prefix: str, tenants: int, records: int, first: i
                 connection.execute(sa.text(statement), names)
     with engine.begin() as connection:
         connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
-        for statement in (_HOURS, _MONTHS):
+        for statement in (_HOURS, _MONTHS, _REPLICAS):
             connection.execute(sa.text(statement), {"like": f"{prefix}%"})
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("SET statement_timeout = 0")

@@ -13,14 +13,12 @@ from billing.charges.models import StoredPeriodState
 from billing.charges.proration import TenantTerms
 from billing.charges.resource_charge import ResourceTotal
 from billing.charges.state import PeriodState
-from billing.charges.statement import Used
+from billing.charges.statement import PeriodUse
 from billing.charges.totals import read_totals
 from billing.periods import Period
 from billing.prices import price_book
-from billing.prices.price_book import PriceBook
 from billing.subscriptions.calendar import CalendarHistory
 from billing.subscriptions.discounts import read_discounts
-from billing.subscriptions.models import Subscription
 from billing.subscriptions.terms import calendars_of
 from billing.views import PriceView
 
@@ -35,6 +33,13 @@ WHERE r.tenant_id = :tenant_id AND r.counted_at >= :start AND r.counted_at < :en
 GROUP BY 1, 2, 3, 4, 5, 6, 7 ORDER BY 1, 2, 5, 6, 7
 """)
 
+_FOUND: Final = sa.text("""
+SELECT ended_at,
+    EXISTS (SELECT FROM tenant_calendars c WHERE c.tenant_id = s.tenant_id) AS calendars,
+    EXISTS (SELECT FROM discounts d WHERE d.tenant_id = s.tenant_id) AS discounts
+FROM subscriptions s WHERE tenant_id = :tenant_id
+""")
+
 
 class Contract(NamedTuple):
     """A tenant's terms, its discounts in the order of granting, and the price versions that it ever had."""
@@ -44,22 +49,25 @@ class Contract(NamedTuple):
     versions: Mapping[str, PriceView]
 
 
-def read_contract(session: Session, tenant_id: str, *, book: PriceBook | None = None) -> Contract:
-    """The contract of one tenant."""
-    book = book or price_book.load(session, [tenant_id])
-    ended = session.exec(select(Subscription.ended_at).where(Subscription.tenant_id == tenant_id)).first()
-    terms = TenantTerms(calendars_of(session, tenant_id), book.spans(tenant_id), book.joined(tenant_id), ended)
-    return Contract(terms, read_discounts(session, tenant_id), book.versions_by_id)
+def read_contract(session: Session, tenant_id: str) -> Contract:
+    """The contract of one tenant. Most tenants have neither calendars nor discounts, and no query for them."""
+    book = price_book.load(session, [tenant_id])
+    found = session.connection().execute(_FOUND, {"tenant_id": tenant_id}).one_or_none()
+    calendars = calendars_of(session, tenant_id) if found is not None and found.calendars else CalendarHistory()
+    discounts = read_discounts(session, tenant_id) if found is not None and found.discounts else []
+    ended = None if found is None else found.ended_at
+    terms = TenantTerms(calendars, book.spans(tenant_id), book.joined(tenant_id), ended)
+    return Contract(terms, discounts, book.versions_by_id)
 
 
 def read_used(
     session: Session, tenant_id: str, contract: Contract, billed: Period, *, unpriced_resources: bool = False
-) -> Used:
+) -> PeriodUse:
     """What the tenant used in the billed time, and late usage that waited for it. Resources of tenants that
     never had a price for any are left out, unless ``unpriced_resources`` are wanted.
     """
-    totals, versions = read_totals(session, tenant_id, billed)
-    return Used(
+    totals, versions = read_totals(session, tenant_id, billed, known=contract.versions)
+    return PeriodUse(
         totals, versions, list(_read_resources(session, tenant_id, contract.terms, billed, unpriced=unpriced_resources))
     )
 

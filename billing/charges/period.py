@@ -5,6 +5,7 @@ and commitments (``billing.charges.statement`` says in which order).
 from collections.abc import Sequence
 
 import msgspec
+import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.charges.adjustments import Owed, post_difference
@@ -12,10 +13,9 @@ from billing.charges.contract import Contract, read_contract, read_state, read_u
 from billing.charges.lines import DraftInvoiceLine, merged
 from billing.charges.models import StoredPeriodState
 from billing.charges.state import PeriodState
-from billing.charges.statement import Used, state_charges
+from billing.charges.statement import PeriodUse, state_charges
 from billing.periods import Period
 from billing.subscriptions.billed_until import billed_until_of
-from core.db import database_now
 
 
 def period_lines(session: Session, tenant_id: str, period: Period, *, closing: bool) -> list[DraftInvoiceLine]:
@@ -60,7 +60,7 @@ def charge_parts(
 
 
 def charge_used(
-    contract: Contract, parts: Sequence[tuple[Period, Used]], state: PeriodState, *, closing: bool
+    contract: Contract, parts: Sequence[tuple[Period, PeriodUse]], state: PeriodState, *, closing: bool
 ) -> PeriodCharge:
     """The charge of parts, one after the other. Pure."""
     lines: list[DraftInvoiceLine] = []
@@ -95,12 +95,5 @@ def _store(
     whole = contract.terms.calendars.period_at(period.start)
     if after.is_empty() and before.is_empty() and whole.end <= period.end:
         return
-    session.add(
-        StoredPeriodState(
-            tenant_id=tenant_id,
-            period_end=period.end,
-            state=msgspec.to_builtins(after),
-            created_at=database_now(session),
-        )
-    )
-    session.flush()
+    stored = {"tenant_id": tenant_id, "period_end": period.end, "state": msgspec.to_builtins(after)}
+    session.exec(sa.insert(StoredPeriodState).values(**stored, created_at=sa.func.clock_timestamp()))

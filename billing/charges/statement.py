@@ -23,7 +23,7 @@ from billing.periods import Period
 from billing.views import PriceView
 
 
-class Used(NamedTuple):
+class PeriodUse(NamedTuple):
     """What a tenant used in the billed time, and the price versions of it."""
 
     totals: Sequence[UsageTotal]
@@ -42,7 +42,7 @@ class Statement(NamedTuple):
 def state_charges(
     terms: TenantTerms,
     discounts: Sequence[DiscountTerms],
-    used: Used,
+    used: PeriodUse,
     before: PeriodState,
     billed: Period,
     *,

@@ -2,6 +2,7 @@
 are read from the records, so a close costs the number of hours and adapters, not of requests.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -66,9 +67,11 @@ class PeriodTotals(NamedTuple):
     versions: dict[str, PriceView]
 
 
-def read_totals(session: Session, tenant_id: str, period: Period) -> PeriodTotals:
+def read_totals(
+    session: Session, tenant_id: str, period: Period, *, known: Mapping[str, PriceView] | None = None
+) -> PeriodTotals:
     """The usage that the period bills: what settled in it in time, and late usage that waited for it. Base models come
-    before their adapters, late usage comes last.
+    before their adapters, late usage comes last. ``known`` are versions that need not be read.
     """
     whole_from = -(-_since_epoch(period.start) // _HOUR) * _HOUR + NOT_LATE
     whole_until = max(whole_from, hour_of(period.end))
@@ -91,7 +94,11 @@ def read_totals(session: Session, tenant_id: str, period: Period) -> PeriodTotal
         .mappings()
         .all()
     )
-    versions = price_book.versions_by_id(session, {row["price_version_id"] for row in rows})
+    known = known or {}
+    named = {row["price_version_id"] for row in rows}
+    unknown = named - known.keys()
+    read = price_book.versions_by_id(session, unknown) if unknown else {}
+    versions = {each: read.get(each) or known[each] for each in named}
     return PeriodTotals([_total(dict(row), versions[row["price_version_id"]]) for row in rows], versions)
 
 

@@ -13,7 +13,7 @@ from sqlmodel import Session
 from billing.credits.burn_order import BurnableLot, Burned, burn
 from billing.credits.dated_charges import charges_so_far
 from billing.credits.lot_entries import LotState, open_lots
-from billing.credits.open_usage import adjusted_nanos, open_period, read_slices
+from billing.credits.open_usage import open_period, read_adjusted, read_slices
 from billing.credits.views import BurnedDay, CreditBalance, CreditKind, LotStatus, LotView
 from core.db import database_now
 
@@ -80,7 +80,7 @@ def read_open_credit(session: Session, tenant_id: str, *, always: bool = False) 
     period = open_period(session, tenant_id)
     burnable = [state.burnable for state in lots]
     slices = read_slices(session, tenant_id, period, bounds_of(burnable))
-    charges = charges_so_far(slices, adjusted_nanos(session, tenant_id, period))
+    charges = charges_so_far(slices, read_adjusted(session, tenant_id, period), now)
     burned = burn(burnable, charges)
     return OpenCredit(now, lots, burned, {use.lot_id: use.amount_nanos for use in burned.uses})
 

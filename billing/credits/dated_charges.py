@@ -8,7 +8,7 @@ the last instant of the period. What lowers the invoice (discounts, coupons, tie
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -29,6 +29,15 @@ class ChargedLine(Protocol):
     def base_model(self) -> str | None: ...
     @property
     def amount_nanos(self) -> int: ...
+
+
+class Adjusted(NamedTuple):
+    """What was posted for a period besides the amounts of its records: of usage (tiers), and of all else (fees, less
+    discounts).
+    """
+
+    usage_nanos: int
+    other_nanos: int
 
 
 class UsageSlice(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,15 +89,18 @@ def charges_of_lines(slices: Sequence[UsageSlice], lines: Sequence[ChargedLine],
     return scaled(charges, total)
 
 
-def charges_so_far(slices: Sequence[UsageSlice], adjusted_nanos: int) -> list[DatedCharge]:
-    """The charges of usage that is not invoiced yet. ``adjusted_nanos`` is what was posted besides its records."""
+def charges_so_far(slices: Sequence[UsageSlice], adjusted: Adjusted, now: datetime) -> list[DatedCharge]:
+    """The charges of what is not invoiced yet: its usage, and as of ``now`` what is owed besides it."""
     charges = [
         DatedCharge(at=each.at, model=each.model, amount_nanos=each.amount_nanos)
         for each in slices
         if each.amount_nanos > 0
     ]
-    total = sum(each.amount_nanos for each in slices) + adjusted_nanos
-    return scaled(charges, max(0, total))
+    usage = max(0, sum(each.amount_nanos for each in slices) + adjusted.usage_nanos)
+    if adjusted.other_nanos <= 0:
+        return scaled(charges, max(0, usage + adjusted.other_nanos))
+    fees = DatedCharge(at=now, model=None, amount_nanos=adjusted.other_nanos)
+    return [*scaled(charges, usage), fees]
 
 
 def scaled(charges: Sequence[DatedCharge], total_nanos: int) -> list[DatedCharge]:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.charges.models import UsageAdjustment
-from billing.credits.dated_charges import UsageSlice
+from billing.credits.dated_charges import Adjusted, UsageSlice
 from billing.periods import EPOCH, Period
 from billing.subscriptions.models import Subscription
 from billing.usage.sums import NOT_LATE, hour_of
@@ -59,11 +59,16 @@ def open_period(session: Session, tenant_id: str) -> Period:
     return Period(found or EPOCH, END_OF_TIME)
 
 
-def adjusted_nanos(session: Session, tenant_id: str, period: Period) -> int:
+def read_adjusted(session: Session, tenant_id: str, period: Period) -> Adjusted:
     """What was posted for the period besides its records."""
-    statement = select(sa.cast(sa.func.coalesce(sa.func.sum(UsageAdjustment.amount_nanos), 0), sa.BigInteger)).where(
+    amount, usage = (
+        sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
+        for column in (col(UsageAdjustment.amount_nanos), col(UsageAdjustment.usage_nanos))
+    )
+    statement = select(amount, usage).where(
         UsageAdjustment.tenant_id == tenant_id,
         col(UsageAdjustment.period_start) >= period.start,
         col(UsageAdjustment.period_start) < period.end,
     )
-    return session.exec(statement).one()
+    amount_nanos, usage_nanos = session.exec(statement).one()
+    return Adjusted(usage_nanos, amount_nanos - usage_nanos)

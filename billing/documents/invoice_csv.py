@@ -27,7 +27,7 @@ def _cells(invoice: InvoiceView, number: int, line: InvoiceLineView) -> tuple[Ce
         line.base_model, line.rank_class, line.adapter_id, line.adapter_name,
         None if line.late_for is None else f"{line.late_for:%Y-%m}", line.price_version_id, line.tier, line.quantity,
         line.used_units, line.unit, dollars(line.unit_price_nanos), dollars(line.amount_nanos), line.amount_cents,
-        line.tax_cents, line.request_count, getattr(line, "description", None),
+        line.tax_cents, line.request_count, line.description,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from billing.documents.line_cover import INCLUDED
 from billing.invoices.models import InvoiceLine, InvoiceTaxLine
 from billing.invoices.queries import line_view
 from billing.tax.calculation import line_shares
@@ -49,15 +50,23 @@ def find_line(session: Session, invoice_id: str, line_id: str) -> InvoiceLineVie
     return line_view(line, _tax_of(_tax_shares(session, invoice_id), line))
 
 
-def lines_of_tiers(session: Session, invoice_id: str, line: InvoiceLineView) -> list[InvoiceLineView]:
-    """The lines of tiers that count the same quantity as ``line``, in the order in which its units fill them."""
+def lines_beside(session: Session, invoice_id: str, line: InvoiceLineView) -> list[InvoiceLineView]:
+    """The lines of the same kind and price that may count units of the same requests as ``line``, with itself, in
+    order: those of its tiers, of included units, and of its model and adapter.
+    """
+    tiered = col(InvoiceLine.tier).is_not(None)
+    same_owner = sa.and_(
+        ~tiered,
+        col(InvoiceLine.base_model).is_not_distinct_from(line.base_model),
+        col(InvoiceLine.adapter_id).is_not_distinct_from(line.adapter_id),
+    )
     found = session.exec(
         select(InvoiceLine)
         .where(
             InvoiceLine.invoice_id == invoice_id,
             InvoiceLine.kind == line.kind,
-            col(InvoiceLine.tier).is_not(None),
-            col(InvoiceLine.base_model).is_not_distinct_from(line.base_model),
+            InvoiceLine.price_version_id == line.price_version_id,
+            sa.or_(col(InvoiceLine.description) == INCLUDED, same_owner if line.tier is None else tiered),
         )
         .order_by(col(InvoiceLine.position))
     )

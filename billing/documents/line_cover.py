@@ -1,32 +1,49 @@
-"""Which usage an invoice line is made of, and how its amount is shared out to requests. Pure: no database.
+"""Which units of usage an invoice line is made of, and how its amount is shared out to requests. Pure: no database.
 
-A line without tiers is made of whole requests: each has the amount of its record. The units of a tiered quantity have
-no price of their own: the period's sum has one. So the line counts through the units of the requests in the order in
-which they settled, and a request gets what the cost of all units up to and including its own has grown by. In that way
-the amounts of the requests are whole nanodollars and sum to the line.
+Most lines are made of whole requests: each has the amount of its record. The units of a tiered quantity, and those of
+which a part is included, have no price of their own: the period's sum has one. Such a line counts through the units of
+the requests in the order in which they settled, the included ones first, and a request gets what the cost of all units
+up to and including its own has grown by. So the amounts of the requests are whole nanodollars and sum to the line.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Final, NamedTuple
 
-from billing.prices.card import PRICE_OF, PriceCard, TieredPrice
+from billing.prices.card import PRICE_OF, PriceCard, TieredQuantity
 from billing.views import InvoiceLineView
 
 USAGE_KINDS: Final = tuple(PRICE_OF)
 """Kinds of lines that are made of requests."""
 
+INCLUDED: Final = "included"
+"""The description of a line of included units."""
+
 _MS: Final = 1_000
 
 
+class RunningPrice(NamedTuple):
+    """What the first units of a line cost together: ``unit_nanos`` for ``scale`` units, or for each begun package."""
+
+    unit_nanos: int
+    scale: int
+    package_units: int | None = None
+
+    def cost(self, units: int) -> int:
+        """The nanodollars of so many units."""
+        if self.package_units is not None:
+            return -(-units // (self.package_units * self.scale)) * self.unit_nanos
+        return units * self.unit_nanos // self.scale
+
+
 class LineCover(NamedTuple):
-    """The units of a line among those of its price version: ``first`` to ``last``, exclusive. ``tiered`` is the price
-    that shares out the amount; None where each record has its amount.
+    """The units of a line, ``first`` to ``last`` (exclusive), among all units of its pool. Without ``price`` the line
+    is made of whole records with their own amounts.
     """
 
     first: int
     last: int
-    tiered: TieredPrice | None = None
-    unit_price_nanos: int = 0
+    price: RunningPrice | None = None
 
     @property
     def units(self) -> int:
@@ -35,53 +52,101 @@ class LineCover(NamedTuple):
 
     def within(self, begin: int, end: int) -> tuple[int, int]:
         """The units of the line among those from ``begin`` to ``end``, and their amount."""
+        assert self.price is not None, "records have their own amounts"
         before = min(max(begin - self.first, 0), self.units)
         after = min(max(end - self.first, 0), self.units)
-        return after - before, self._cost(after) - self._cost(before)
-
-    def _cost(self, units: int) -> int:
-        assert self.tiered is not None, "records have their own amounts"
-        scale = _scale(self.tiered.quantity)
-        if self.tiered.mode == "package":
-            package_units, package_nanos = self.tiered.package
-            return -(-units // (package_units * scale)) * package_nanos
-        return units * self.unit_price_nanos // scale
+        return after - before, self.price.cost(after) - self.price.cost(before)
 
 
-def cover_of(line: InvoiceLineView, tier_lines: Sequence[InvoiceLineView], card: PriceCard) -> LineCover:
-    """What a line of usage covers. ``tier_lines`` are all lines of the same tiered quantity, in order."""
-    if line.tier is None:
+class PoolOwner(NamedTuple):
+    """Whose units are counted together before tiers: "" and 0 stand for no adapter and rank class. ``late_for`` is None
+    for usage of the period itself.
+    """
+
+    base_model: str
+    adapter_id: str
+    rank_class: int
+    late_for: datetime | None
+
+
+def cover_of(line: InvoiceLineView, others: Sequence[InvoiceLineView], card: PriceCard) -> LineCover:
+    """What a line of usage covers. ``others`` are the invoice's lines of the same quantity, in order, with itself."""
+    pool = [each for each in others if same_pool(each, line)]
+    if line.tier is None and all(each.description != INCLUDED for each in pool):
         return LineCover(0, units_of(line))
     first = 0
-    for each in tier_lines:
+    for each in sorted(pool, key=lambda each: each.description != INCLUDED):
         if each.id == line.id:
             break
-        if same_price(each, line):
-            first += units_of(each)
-    tiered = card.tier_of(line.kind, line.base_model or "")
-    assert tiered is not None, "a line with a tier has a tiered price"
-    return LineCover(first, first + units_of(line), tiered, line.unit_price_nanos)
+        first += units_of(each)
+    return LineCover(first, first + units_of(line), _price(line, card))
 
 
-def same_price(one: InvoiceLineView, other: InvoiceLineView) -> bool:
-    """Whether two lines of a tiered quantity count the same units: of one price version, late or not."""
-    return one.price_version_id == other.price_version_id and (one.late_for is None) == (other.late_for is None)
+def same_pool(one: InvoiceLineView, other: InvoiceLineView) -> bool:
+    """Whether two lines count the same units: of one price version, of one period, late or not, and of one model and
+    adapter unless they have tiers.
+    """
+    if one.price_version_id != other.price_version_id or (one.tier is None) != (other.tier is None):
+        return False
+    if (one.covers_from, one.covers_until) != (other.covers_from, other.covers_until):
+        return False
+    if one.tier is not None:
+        return one.base_model == other.base_model and (one.late_for is None) == (other.late_for is None)
+    return owner_of(one) == owner_of(other)
 
 
-def units_of(line: InvoiceLineView) -> int:
-    """Tokens or page-milliseconds of a line."""
-    used = line.quantity if line.used_units is None else line.used_units
-    units = used.scaleb(3) if line.kind == "kv_page_seconds" else used
-    assert units == int(units), "units are whole"
-    return int(units)
+def owner_of(line: InvoiceLineView) -> PoolOwner:
+    """Whose units a line without tiers counts."""
+    return PoolOwner(line.base_model or "", line.adapter_id or "", line.rank_class or 0, line.late_for)
+
+
+def included_before(
+    line: InvoiceLineView, others: Sequence[InvoiceLineView], card: PriceCard
+) -> Iterator[tuple[PoolOwner, int]]:
+    """The units that are included and so reach no tier: of each owner whose other units a line of tiers counts."""
+    if line.tier is None:
+        return
+    excluded = models_with_own_tiers(line, card)
+    for each in others:
+        if (
+            each.description == INCLUDED
+            and each.price_version_id == line.price_version_id
+            and (each.covers_from, each.covers_until) == (line.covers_from, line.covers_until)
+            and (each.late_for is None) == (line.late_for is None)
+            and (line.base_model in {None, each.base_model} and each.base_model not in excluded)
+        ):
+            yield owner_of(each), units_of(each)
 
 
 def models_with_own_tiers(line: InvoiceLineView, card: PriceCard) -> list[str]:
     """The models that a tier of all models does not count, because they have one of their own."""
+    if line.tier is None or line.base_model is not None:
+        return []
     return sorted(
         {tier.base_model for tier in card.tiers if tier.quantity == line.kind and tier.base_model is not None}
     )
 
 
-def _scale(kind: str) -> int:
-    return _MS if kind == "kv_page_seconds" else 1
+def quantity_of(line: InvoiceLineView) -> TieredQuantity:
+    """The kind of a line of usage."""
+    return next(kind for kind in PRICE_OF if kind == line.kind)
+
+
+def units_of(line: InvoiceLineView) -> int:
+    """Tokens or page-milliseconds of a line."""
+    used = line.quantity if line.used_units is None else line.used_units
+    units = used * _scale(line)
+    assert units == int(units), "units are whole"
+    return int(units)
+
+
+def _price(line: InvoiceLineView, card: PriceCard) -> RunningPrice:
+    if line.unit != "package":
+        return RunningPrice(line.unit_price_nanos, _scale(line))
+    tiered = card.tier_of(quantity_of(line), line.base_model or "")
+    assert tiered is not None, "a line of packages has a tiered price"
+    return RunningPrice(line.unit_price_nanos, _scale(line), tiered.package[0])
+
+
+def _scale(line: InvoiceLineView) -> int:
+    return _MS if line.kind == "kv_page_seconds" else 1

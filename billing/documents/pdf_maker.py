@@ -61,7 +61,7 @@ class PdfMaker:
 def _printed_note(session: Session, note_id: str, tenant_id: str | None) -> PrintedDocument:
     wanted = select(Document).where(Document.document_id == note_id, Document.kind == "credit_note")
     sealed = session.exec(wanted).first()
-    if sealed is None or tenant_id not in (None, sealed.tenant_id):
-        raise NotFound("Credit note not found.", code="credit_note_not_found")
     note = find_note(session, note_id)
+    if sealed is None or note is None or tenant_id not in (None, sealed.tenant_id):
+        raise NotFound("Credit note not found.", code="credit_note_not_found")
     return printed_credit_note(note, read_document(session, note.invoice_id), sealed.sha256)

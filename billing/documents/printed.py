@@ -153,8 +153,8 @@ def _row(line: InvoiceLineView) -> PrintedRow:
 
 def _description(line: InvoiceLineView) -> str:
     parts = [_KINDS.get(line.kind, line.kind.replace("_", " "))]
-    if text := getattr(line, "description", None):
-        parts.append(text)
+    if line.description:
+        parts.append(line.description)
     if line.base_model is not None:
         parts.append(line.base_model)
     elif line.tier is not None:

@@ -18,6 +18,7 @@ from billing.invoices import carrying, holds
 from billing.invoices.finalizing import Taxation, finalize
 from billing.periods import Period, aware
 from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until, read_billed_until
+from billing.subscriptions.ending import ended_at_of
 from billing.tax.profiles import read_parties
 from billing.tax.sources import OwnRates, TaxSource, TaxUnavailable
 from billing.views import InvoiceKind, InvoiceView
@@ -88,16 +89,19 @@ def _close(
 ) -> InvoiceView | None:
     lines = period_lines(session, tenant_id, period, closing=True)
     waiting = carrying.read_waiting(session, tenant_id)
-    if not lines and (scheduled or not waiting.lines):
-        if scheduled:
-            advance_billed_until(session, tenant_id, period.end)
+    ended_at = ended_at_of(session, tenant_id)
+    may_wait = scheduled and ended_at is None  # a tenant that has left has no next invoice
+    if lines or scheduled or waiting.lines:
+        advance_billed_until(session, tenant_id, period.end)
+        holds.release(session, tenant_id)
+    if not lines and (may_wait or not waiting.lines):
         return None
-    advance_billed_until(session, tenant_id, period.end)
-    holds.release(session, tenant_id)
-    if scheduled and carrying.is_small(lines, waiting):
+    if may_wait and carrying.is_small(lines, waiting):
         carrying.carry(session, tenant_id, period, lines)
         return None
-    collected = carrying.collect(lines, waiting, scheduled=scheduled)
+    if ended_at is not None and period.end >= ended_at:
+        kind = "supplementary" if period.start >= ended_at else "final"
+    collected = carrying.collect(lines, waiting, scheduled=may_wait)
     return finalize(
         session, tenant_id, period, collected.lines, taxation, kind=kind, carried_nanos=collected.rest_nanos
     )

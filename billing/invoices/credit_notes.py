@@ -93,11 +93,18 @@ def issue_credit_note(
         transfer_id=_post(session, invoice, state, parts, net_cents=net_cents, tax_cents=tax_cents),
         created_at=database_now(session),
     )
+    return _issue(session, note, taxes, state, actor)
+
+
+def _issue(
+    session: Session, note: CreditNote, taxes: list[TaxLine], state: InvoiceState, actor: str | None
+) -> CreditNoteView:
+    """Write the note and its event, and number it last."""
     _write(session, note, taxes)
-    change = EventChange(kind="credit_note", amount_cents=parts.due_cents, credited_cents=note.total_cents)
-    append(session, invoice_id, state, change, credit_note_id=note.id, reason=reason, actor=actor)
+    change = EventChange(kind="credit_note", amount_cents=note.due_cents, credited_cents=note.total_cents)
+    append(session, note.invoice_id, state, change, credit_note_id=note.id, reason=note.reason, actor=actor)
     settlement.collect_less(session, note)
-    seal(session, "credit_note", note.id, invoice.tenant_id)
+    seal(session, "credit_note", note.id, note.tenant_id)
     return _read(session, note.id)
 
 

@@ -1,4 +1,4 @@
-"""Ends invoices that nobody pays: voids one that was wrong, and writes off one that cannot be collected."""
+"""Ends open invoices: voids one that was wrong, and writes off one that cannot be collected."""
 
 from sqlmodel import Session
 

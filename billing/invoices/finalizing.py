@@ -13,13 +13,15 @@ from sqlmodel import Session
 
 from billing import ledger
 from billing.charges.lines import DraftInvoiceLine
+from billing.credits.views import CreditUse
 from billing.invoices import balance, settlement
 from billing.invoices.documents import seal
 from billing.invoices.events import append, lock_invoices
 from billing.invoices.models import Invoice, InvoiceCredit, InvoiceLine, InvoiceTaxLine
 from billing.invoices.queries import invoice_view
 from billing.invoices.statuses import EventChange, InvoiceState
-from billing.invoices.views import AppliedCredit, LotUse
+from billing.invoices.views import AppliedCredit
+from billing.notifications.outbox import notify
 from billing.periods import Period
 from billing.tax.calculation import TaxDecision, TaxLine, tax_lines
 from billing.tax.parties import Parties
@@ -60,7 +62,7 @@ class Amounts(NamedTuple):
         return sum(tax.tax_cents for tax in self.taxes)
 
 
-def amounts(lines: Sequence[DraftInvoiceLine], uses: Sequence[LotUse], decision: TaxDecision) -> Amounts:
+def amounts(lines: Sequence[DraftInvoiceLine], uses: Sequence[CreditUse], decision: TaxDecision) -> Amounts:
     """Round the net once, share its cents out over lines and credits, and add the taxes. Pure."""
     nanos = [*(line.amount_nanos for line in lines), *(-use.amount_nanos for use in uses)]
     cents = distribute_cents(nanos)
@@ -118,9 +120,22 @@ def finalize(
     )
     state = _settle(session, invoice)
     number = seal(session, "invoice", invoice.id, tenant_id)
+    _tell(session, invoice, number)
     if state.amount_due_cents > 0:
         settlement.collect(session, invoice, number, state.amount_due_cents)
     return invoice_view(invoice, number, state)
+
+
+def _tell(session: Session, invoice: Invoice, number: str) -> None:
+    """Tell the tenant, unless the invoice is over nothing."""
+    if invoice.total_cents:
+        notify(
+            session,
+            tenant_id=invoice.tenant_id,
+            event_type="invoice.finalized",
+            data={"invoice_id": invoice.id, "number": number, "total_cents": invoice.total_cents},
+            dedupe_key=f"invoice.finalized:{invoice.id}",
+        )
 
 
 def _settle(session: Session, invoice: Invoice) -> InvoiceState:

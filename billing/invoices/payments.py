@@ -62,7 +62,7 @@ def record_payment(
     if source in _OWN_MONEY and surplus_cents:
         raise Conflict(
             f"amount_cents: {amount_cents} cents of the tenant's own {source}, but only {applied_cents} are due. "
-            "Take no more than that.",
+            "Take at most that.",
             code="payment_exceeds_due",
             param="amount_cents",
         )

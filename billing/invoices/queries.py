@@ -52,6 +52,12 @@ def list_invoices(
     return [_view(*row) for row in session.exec(statement)]
 
 
+def find_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> InvoiceView | None:
+    """An invoice without its lines. None when it does not exist or belongs to another tenant than ``tenant_id``."""
+    found = _find(session, invoice_id, tenant_id)
+    return None if found is None else _view(*found)
+
+
 def get_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> InvoiceDetail | None:
     """An invoice with its lines. None when it does not exist or belongs to another tenant than ``tenant_id``."""
     found = _find(session, invoice_id, tenant_id)
@@ -102,10 +108,10 @@ def read_document(session: Session, invoice_id: str, *, tenant_id: str | None = 
 
 def read_invoice(session: Session, invoice_id: str) -> InvoiceView:
     """An invoice without its lines. Raises NotFound."""
-    found = _find(session, invoice_id, None)
+    found = find_invoice(session, invoice_id=invoice_id, tenant_id=None)
     if found is None:
         raise NotFound("Invoice not found.", code="invoice_not_found")
-    return _view(*found)
+    return found
 
 
 def invoice_view(invoice: Invoice, number: str, state: InvoiceState) -> InvoiceView:
@@ -187,12 +193,12 @@ def _lines(session: Session, invoice_id: str, taxes: tuple[TaxLine, ...]) -> tup
         select(InvoiceLine).where(InvoiceLine.invoice_id == invoice_id).order_by(col(InvoiceLine.position))
     ).all()
     if not any(tax.tax_cents for tax in taxes):
-        return tuple(_line_view(line, 0) for line in lines)
+        return tuple(line_view(line, 0) for line in lines)
     shares = line_shares([tax.tax_cents for tax in taxes], [line.amount_cents for line in lines])
-    return tuple(_line_view(line, share) for line, share in zip(lines, shares, strict=True))
+    return tuple(line_view(line, share) for line, share in zip(lines, shares, strict=True))
 
 
-def _line_view(line: InvoiceLine, tax_cents: int) -> InvoiceLineView:
+def line_view(line: InvoiceLine, tax_cents: int) -> InvoiceLineView:
     """The line in today's words: older lines counted page-milliseconds, and uncached input as ``input_tokens``."""
     in_milliseconds = line.unit == "page_millisecond"
     quantity = line.quantity.scaleb(-3) if in_milliseconds else line.quantity

@@ -8,34 +8,32 @@ from typing import Literal
 from sqlmodel import Session
 
 from billing.charges.lines import DraftInvoiceLine
+from billing.credits import burning
+from billing.credits.views import CreditUse
 from billing.invoices.event_models import CreditNote
 from billing.invoices.models import Invoice
 from billing.invoices.queries import read_document
-from billing.invoices.views import LotUse
 from billing.payments import invoice_collection
 from billing.periods import Period
 
 
 def apply_promotional(
     session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine], *, invoice_id: str
-) -> list[LotUse]:
+) -> list[CreditUse]:
     """Burn promotional credits for these lines, posted to the ledger. Returns what was used of each lot."""
-    del session, tenant_id, period, lines, invoice_id
-    return []
+    return burning.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
 
 
 def plan_promotional(
     session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine]
-) -> list[LotUse]:
+) -> list[CreditUse]:
     """What promotional credits would pay of these lines. Writes nothing."""
-    del session, tenant_id, period, lines
-    return []
+    return burning.plan_promotional(session, tenant_id, period, lines)
 
 
 def apply_paid(session: Session, tenant_id: str, invoice_id: str, due_cents: int) -> int:
     """Burn paid credits for the amount due, posted to the ledger. Returns the cents that they pay."""
-    del session, tenant_id, invoice_id, due_cents
-    return 0
+    return burning.apply_paid(session, tenant_id, invoice_id, due_cents)
 
 
 def collect(session: Session, invoice: Invoice, number: str, due_cents: int) -> None:

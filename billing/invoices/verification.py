@@ -19,7 +19,7 @@ _PAGE: Final = 500
 Problem = Literal["changed", "missing", "gap", "follows", "unnumbered", "state"]
 
 
-class Finding(NamedTuple):
+class DocumentFinding(NamedTuple):
     """What is wrong with a document. ``follows`` documents are unchanged, but hang on one that is not."""
 
     number: str
@@ -45,12 +45,12 @@ class Verified(NamedTuple):
 
     documents: int
     head_sha256: str
-    findings: list[Finding]
+    findings: list[DocumentFinding]
 
 
 def verify(session: Session) -> Verified:
     """Read every document. The session's transaction must see one state of the database (REPEATABLE READ)."""
-    findings: list[Finding] = []
+    findings: list[DocumentFinding] = []
     numbers: Counter[str] = Counter()
     previous, head, position, broken = CHAIN_START, CHAIN_START, 0, False
     while page := _page(session, position):
@@ -96,9 +96,9 @@ def _content_hashes(session: Session, page: list[Document]) -> dict[str, str]:
     return found
 
 
-def _finding(document: Document, problem: Problem) -> Finding:
+def _finding(document: Document, problem: Problem) -> DocumentFinding:
     kind = cast("DocumentKind", document.kind)
-    return Finding(printed_number(kind, document.number), document.document_id, problem)
+    return DocumentFinding(printed_number(kind, document.number), document.document_id, problem)
 
 
 _UNNUMBERED: Final = sa.text("""
@@ -113,14 +113,14 @@ WHERE e.invoice_id = ANY(:ids) ORDER BY e.invoice_id, e.seq
 """)
 
 
-def _unnumbered(session: Session) -> list[Finding]:
+def _unnumbered(session: Session) -> list[DocumentFinding]:
     found = session.connection().execute(_UNNUMBERED).scalars()
-    return [Finding("without a number", document_id, "unnumbered") for document_id in found]
+    return [DocumentFinding("without a number", document_id, "unnumbered") for document_id in found]
 
 
-def _wrong_states(session: Session) -> list[Finding]:
+def _wrong_states(session: Session) -> list[DocumentFinding]:
     """Invoices whose last event does not say what all of their events give, or whose first one is not their total."""
-    findings: list[Finding] = []
+    findings: list[DocumentFinding] = []
     after = ""
     while invoices := _invoices(session, after):
         after = max(invoices)
@@ -128,7 +128,7 @@ def _wrong_states(session: Session) -> list[Finding]:
         for row in session.connection().execute(_EVENTS, {"ids": list(invoices)}).mappings():
             events[row["invoice_id"]].append(row)
         findings += [
-            Finding(invoices[invoice_id].number, invoice_id, "state")
+            DocumentFinding(invoices[invoice_id].number, invoice_id, "state")
             for invoice_id, rows in events.items()
             if not _adds_up(rows, invoices[invoice_id].total_cents)
         ]

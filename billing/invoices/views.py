@@ -13,13 +13,6 @@ from billing.views import InvoiceLineView, InvoiceView
 CreditDestination = Literal["refund", "balance", "amount_due"]
 
 
-class LotUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What an invoice uses of a promotional credit lot, before tax."""
-
-    lot_id: str
-    amount_nanos: int
-
-
 class AppliedCredit(msgspec.Struct, frozen=True, kw_only=True):
     """A promotional credit on an invoice, with its share of the rounded net amount."""
 

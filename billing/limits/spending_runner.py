@@ -5,7 +5,7 @@ A ceiling is computed from one state of the tenant, without locks, and stored on
 one. Fails closed: while it does not run, gateways keep the last ceiling, and usage lowers what is left of it.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -16,11 +16,14 @@ from billing import metrics
 from billing.credits import lots
 from billing.credits.models import CreditLot
 from billing.each_tenant import each_tenant
-from billing.limits import ceilings
+from billing.limits import ceilings, top_ups
 from billing.limits.ceilings import ComputedCeiling
 from billing.limits.models import SpendCeiling
+from billing.limits.terms import top_up_of
+from billing.limits.top_ups import TopUpPayments
 from billing.metering import ActiveTenants
 from billing.notifications import outbox, thresholds
+from billing.subscriptions.billed_until import hold_subscriptions
 from core.db import database_now, unit_of_work
 
 _LATE_COMMITS: Final = timedelta(minutes=1)  # a grant is looked at although it commits after a look
@@ -32,11 +35,23 @@ WHERE c.receivable_entries <> (SELECT count(*) FROM entries e WHERE e.account_id
 
 
 class SpendingRunner:
-    """One worker's look at the tenants that have a ceiling or expired credit."""
+    """One worker's look at the tenants that have a ceiling or expired credit.
 
-    def __init__(self, engine: sa.Engine, active: ActiveTenants) -> None:
+    ``invoice_now`` closes a tenant's open period at an instant. ``payments`` buys credit; without it, none is bought.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        active: ActiveTenants,
+        *,
+        invoice_now: Callable[[str, datetime], object],
+        payments: TopUpPayments | None = None,
+    ) -> None:
         self._engine = engine
         self._active = active
+        self._invoice_now = invoice_now
+        self._payments = payments
         self._waiting: set[str] = set()
         self._expiring: set[str] = set()
         self._looked_at: datetime | None = None
@@ -79,6 +94,27 @@ class SpendingRunner:
             outbox.raise_alerts(session, tenant_id, _balance_alerts(before, computed))
         if computed.ceiling_nanos != before.ceiling_nanos:
             metrics.CEILINGS_CHANGED.inc()
+        threshold = computed.terms.invoice_threshold_nanos
+        if threshold is not None and computed.unbilled_nanos >= threshold:
+            self._invoice_now(tenant_id, computed.credit.now)
+        self._top_up(tenant_id, computed)
+
+    def _top_up(self, tenant_id: str, computed: ComputedCeiling) -> None:
+        """Buy credit if the tenant has asked for it and it is due. The subscription is held while that is decided, so
+        two workers start one payment.
+        """
+        asked, balance_nanos = top_up_of(computed.terms), computed.credit.spendable_nanos()
+        if asked is None or self._payments is None or balance_nanos > asked.floor_nanos:
+            return
+        with unit_of_work(self._engine) as session:
+            hold_subscriptions(session, [tenant_id])
+            now = ceilings.compute(session, tenant_id)
+            standing = self._payments.standing(session, tenant_id)
+            asked = top_up_of(now.terms)
+            if asked is not None and top_ups.is_due(
+                asked, standing, balance_nanos=now.credit.spendable_nanos(), now=now.credit.now
+            ):
+                self._payments.start(session, tenant_id, asked.amount_cents)
 
     def _lapse(self, tenant_id: str) -> None:
         with unit_of_work(self._engine) as session:

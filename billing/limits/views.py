@@ -1,6 +1,7 @@
 """What other packages see of spending terms and limits. Tables never leave this package."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -30,3 +31,20 @@ class SpendingView(msgspec.Struct, frozen=True, kw_only=True):
     unbilled_nanos: int
     receivable_nanos: int
     headroom_nanos: int | None
+
+
+class SpendLimitView(msgspec.Struct, frozen=True, kw_only=True):
+    """A hard limit, and what is spent of it in the window of now. ``subject_id`` is the key's or the adapter's id, and
+    empty for the whole tenant.
+    """
+
+    id: str
+    scope: LimitScope
+    subject_id: str
+    window: LimitWindow
+    amount_nanos: int
+    spent_nanos: int
+    window_start: datetime
+    window_end: datetime
+    created_at: datetime
+    updated_at: datetime

@@ -158,7 +158,7 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The price of a GB-hour, a slot-hour or a load: that of the rank class, else of the model, else of all."""
         name = RESOURCE_PRICE_OF[kind]
         own = {entry.rank_class: getattr(entry, name) for entry in self.models if entry.base_model == base_model}
-        prices = (own.get(rank_class), own.get(None), getattr(self, name))
+        prices: tuple[int | None, ...] = (own.get(rank_class), own.get(None), getattr(self, name))
         return next(price for price in prices if price is not None)
 
     @property

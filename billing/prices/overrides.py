@@ -3,6 +3,7 @@ record names them, and gateways hold by them once they are published.
 """
 
 from datetime import datetime
+from itertools import takewhile
 
 import msgspec
 from sqlmodel import Session, col, select
@@ -61,7 +62,8 @@ def end(session: Session, *, tenant_id: str) -> OverrideView:
     """
     serialize_decision(session, f"price overrides of tenant {tenant_id}")
     now = database_now(session)
-    if not any(each.prices is not None and _holds_after(each, now) for each in list_overrides(session, tenant_id)):
+    since_end = takewhile(lambda each: each.prices is not None, reversed(list_overrides(session, tenant_id)))
+    if not any(each.expires_at is None or each.expires_at > now for each in since_end):
         raise NotFound("The tenant has no prices of its own.", code="price_override_not_found")
     return _insert(session, tenant_id, None, now, None)
 
@@ -114,10 +116,6 @@ def changed_between(session: Session, after: datetime | None, until: datetime) -
         begun &= col(PriceOverride.effective_from) > after
         expired &= col(PriceOverride.expires_at) > after
     return sorted(set(session.exec(select(PriceOverride.tenant_id).where(begun | expired))))
-
-
-def _holds_after(each: OverrideView, now: datetime) -> bool:
-    return each.expires_at is None or each.expires_at > now
 
 
 def _insert(

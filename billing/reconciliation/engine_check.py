@@ -38,19 +38,21 @@ WITH engines AS (
     WHERE hour > (SELECT min(hour) FROM engine_usage_hours)
 )
 """
-_TOTALS: Final = """
-SELECT coalesce(sum(engine_tokens), 0)::bigint AS engine_tokens,
+# One statement for both, so that they see the same snapshot. Its first row, without an hour, has the totals.
+_FOUND: Final = """
+SELECT NULL AS hour, NULL AS replica_id, NULL AS tenant_id, NULL AS base_model,
+    coalesce(sum(engine_tokens), 0)::bigint AS engine_tokens,
     coalesce(sum(ledger_tokens), 0)::bigint AS ledger_tokens,
     coalesce(sum(engine_kv_page_ms), 0)::bigint AS engine_kv_page_ms,
     coalesce(sum(ledger_kv_page_ms), 0)::bigint AS ledger_kv_page_ms,
     count(DISTINCT hour) AS hours, count(*) FILTER (WHERE waits) AS waiting
 FROM both_sides
-"""
-_DIFFERING: Final = """
-SELECT hour, replica_id, tenant_id, base_model, engine_tokens, ledger_tokens, engine_kv_page_ms, ledger_kv_page_ms
+UNION ALL
+SELECT hour, replica_id, tenant_id, base_model, engine_tokens, ledger_tokens, engine_kv_page_ms, ledger_kv_page_ms,
+    0, 0
 FROM both_sides
 WHERE NOT waits AND (engine_tokens <> ledger_tokens OR engine_kv_page_ms <> ledger_kv_page_ms)
-ORDER BY hour, replica_id, tenant_id, base_model
+ORDER BY hour NULLS FIRST, replica_id, tenant_id, base_model
 """
 _CHANGED: Final = sa.text("""
 SELECT hour FROM engine_usage_hours WHERE changed_at >= :since
@@ -121,17 +123,16 @@ def check_engines(session: Session, hours: Sequence[datetime] | None, *, settled
     parameters: dict[str, Any] = {"settled_before": settled_before}
     if hours is not None:
         parameters["hours"] = list(hours)
-    totals = session.connection().execute(sa.text(counted + _TOTALS), parameters).mappings().one()
-    rows = session.connection().execute(sa.text(counted + _DIFFERING), parameters).mappings().all()
+    totals, *rows = session.connection().execute(sa.text(counted + _FOUND), parameters).mappings().all()
     by_hour: defaultdict[datetime, list[CountedHour]] = defaultdict(list)
     for row in rows:
-        by_hour[row["hour"]].append(CountedHour(**row))
+        by_hour[row["hour"]].append(CountedHour(**{name: row[name] for name in CountedHour.__struct_fields__}))
     found: list[Difference] = []
     for hour, differing in by_hour.items():
         named = _named(session, hour)
         for one in differing:
             found += explain(one, named.get((one.replica_id, one.tenant_id, one.base_model), []))
-    return EngineCheck(EngineTotals(**totals), found)
+    return EngineCheck(EngineTotals(**{name: totals[name] for name in EngineTotals.__struct_fields__}), found)
 
 
 def _named(session: Session, hour: datetime) -> dict[tuple[str, str, str], list[NamedRequest]]:

@@ -30,6 +30,8 @@ _OVERLAP: Final = timedelta(minutes=5)
 """A transaction that was open during the last run may have been stamped before it and committed after."""
 
 _ALARMS_MAX: Final = 100
+# A full run groups every record: without memory for it, Postgres sorts them on disk.
+_SESSION: Final = ("statement_timeout = '10min'", "work_mem = '256MB'", "jit = off")
 _READ_AGAIN: Final = ("engine_ledger", "stripe")
 
 _log = structlog.get_logger()
@@ -53,7 +55,8 @@ def run_limits(settings: BillingSettings) -> RunLimits:
 def run(engine: sa.Engine, limits: RunLimits, *, full: bool = False) -> ReconciliationRunDetail:
     """Compare, store the result and set the alarm metrics. Without an earlier run, it is a full one."""
     with unit_of_work(engine) as session:
-        session.connection().execute(sa.text("SET LOCAL statement_timeout = '10min'"))
+        for setting in _SESSION:
+            session.connection().exec_driver_sql(f"SET LOCAL {setting}")
         serialize_decision(session, "a reconciliation")  # two runs would both carry over the same differences
         stored = _run(session, limits, full=full)
     _alarm(stored)
@@ -69,7 +72,7 @@ class ReconciliationSchedule:
         self._every = every
 
     def run_once(self) -> None:
-        """Run if the last run is older than the interval. The metrics then describe the last run, whoever did it."""
+        """Run if the last run is older than the interval. The metrics describe the last run of any worker."""
         with unit_of_work(self._engine) as session:
             last, now = newest_run(session), database_now(session)
         if last is None or last.started_at <= now - self._every:

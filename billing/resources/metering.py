@@ -16,12 +16,12 @@ from sqlmodel import Session, col, select
 from billing import metrics
 from billing.locks import serialize_decision
 from billing.periods import EPOCH
+from billing.prices.card import ResourceLineKind
 from billing.resources import sources
 from billing.resources.models import MeteredHour, ResourceHour
 from billing.resources.settings import ResourceSettings
 from billing.resources.use import HOUR, ResourceUse
 from billing.subscriptions.billed_until import share_billed_until
-from billing.views import ResourceLineKind
 from core.db import database_now, unit_of_work
 
 _LAST_INSTANT: Final = HOUR - timedelta(microseconds=1)
@@ -85,7 +85,7 @@ class MeteredTenants:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._seen: dict[str, datetime] | None = None
+        self._seen: dict[ResourceLineKind, datetime] | None = None
 
     def take(self) -> set[str]:
         """The tenants; none at the first look, which only notes what is metered."""

@@ -17,7 +17,7 @@ from sqlmodel import Session
 from billing.charges.contract import Contract, read_contract, read_state, read_used, split
 from billing.charges.lines import DraftInvoiceLine, UsageTotal
 from billing.charges.period import charge_used
-from billing.charges.statement import Used
+from billing.charges.statement import PeriodUse
 from billing.periods import Period
 from billing.prices.card import PriceCard
 from billing.views import LineKind, PriceView, SimulatedLine, SimulatedTenant
@@ -92,14 +92,14 @@ def _priced(
     session: Session,
     tenant_id: str,
     period: Period,
-    used: Used,
+    used: PeriodUse,
     versions: Mapping[str, PriceView],
     plan_id: str,
     card: PriceCard,
-) -> Used:
+) -> PeriodUse:
     """The same use at the prices of ``versions``."""
     known = {**{each.id: _at_card(each, plan_id, card) for each in used.versions.values()}, **versions}
-    return Used(
+    return PeriodUse(
         _rated(session, tenant_id, period, used.totals, known),
         known,
         [total._replace(version=known[total.version.id]) for total in used.resources],

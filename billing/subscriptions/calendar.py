@@ -20,6 +20,7 @@ Interval = Literal["week", "month", "quarter", "year"]
 
 INTERVALS: Final = get_args(Interval)
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
+_DAY: Final = timedelta(days=1)
 _WEEK: Final = timedelta(days=7)
 _MONDAY: Final = date(1970, 1, 5)
 _NEW_YEAR: Final = date(1970, 1, 1)
@@ -43,6 +44,11 @@ class BillingCalendar(msgspec.Struct, frozen=True, kw_only=True):
             number += 1
         return Period(self._boundary(number), self._boundary(number + 1))
 
+    def day_at(self, instant: datetime) -> Period:
+        """The local day that holds an aware instant: 23 to 25 hours where the clock changes."""
+        day = instant.astimezone(ZoneInfo(self.zone)).date()
+        return Period(self._midnight(day), self._midnight(day + _DAY))
+
     def ends_between(self, start: datetime, until: datetime) -> Iterator[datetime]:
         """The boundaries after ``start``, up to and including ``until``, in order."""
         end = self.period_at(start).end
@@ -65,6 +71,9 @@ class BillingCalendar(msgspec.Struct, frozen=True, kw_only=True):
         else:
             year, month = divmod(base.year * 12 + base.month - 1 + number * _MONTHS[self.interval], 12)
             day = date(year, month + 1, min(base.day, calendar.monthrange(year, month + 1)[1]))
+        return self._midnight(day)
+
+    def _midnight(self, day: date) -> datetime:
         # A midnight that the clock skips is the instant at which it skips; of a repeated one, the first counts.
         return datetime.combine(day, time.min, tzinfo=ZoneInfo(self.zone)).astimezone(UTC)
 

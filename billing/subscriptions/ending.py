@@ -22,6 +22,11 @@ def end_subscription(session: Session, tenant_id: str) -> datetime:
     return now
 
 
+def ended_at_of(session: Session, tenant_id: str) -> datetime | None:
+    """When the tenant's subscription ended, if it did."""
+    return session.exec(select(Subscription.ended_at).where(Subscription.tenant_id == tenant_id)).first()
+
+
 def read_ended(session: Session) -> dict[str, datetime]:
     """When each subscription ended that has ended and is not invoiced up to then."""
     rows = session.exec(

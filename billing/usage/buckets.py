@@ -16,7 +16,7 @@ from sqlmodel import Session, col
 from billing.periods import BUCKET_LENGTH, EPOCH, Period, bucket_start
 from billing.prices import price_book
 from billing.settings import USAGE_RECORDS_MAX, USAGE_ROWS_MAX
-from billing.usage.models import UsageHour, UsageRecord
+from billing.usage.models import UsageHour, UsageNow, UsageRecord
 from billing.usage.sums import hour_of
 from billing.views import Bucket, PriceView
 from core.contracts.usage import REST
@@ -166,7 +166,7 @@ def _used(query: BucketQuery, period: Period) -> sa.Subquery:
         whole_from = whole_until = period.end
     hours = _rows(UsageHour, query, col(UsageHour.hour), [Period(whole_from, whole_until)])
     parts = [Period(period.start, min(whole_from, period.end)), Period(whole_until, period.end)]
-    records = _rows(UsageRecord, query, col(UsageRecord.settled_at), [part for part in parts if part.start < part.end])
+    records = _rows(UsageNow, query, col(UsageNow.settled_at), [part for part in parts if part.start < part.end])
     return sa.union_all(hours, records).subquery("used")
 
 
@@ -200,8 +200,8 @@ def _rows(
 
 
 def _count(table: type[UsageHour | UsageRecord], name: str) -> Any:
-    if table is UsageRecord and name == "requests":
-        return sa.case((col(UsageRecord.request_id).endswith(REST), 0), else_=1)
+    if table is UsageNow and name == "requests":
+        return sa.case((col(UsageNow.request_id).endswith(REST), 0), else_=1)
     return col(getattr(table, name))
 
 

@@ -206,7 +206,7 @@ class UsageAmendment(SQLModel, table=True):
         sa.Index("ix_usage_amendments_tenant_id", "tenant_id"),
     )
 
-    request_id: str = Field(primary_key=True, sa_type=sa.String(collation="C"), foreign_key="usage_records.request_id")
+    request_id: str = Field(primary_key=True, sa_type=sa.String(collation="C"))
     position: int = Field(primary_key=True)
     part: str
     tenant_id: str

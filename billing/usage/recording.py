@@ -184,7 +184,10 @@ def _compare(session: Session, repeated: Sequence[ReceivedEvent]) -> RecordingRe
         if event.estimated or name is None:  # an estimate says less than the record, so it contradicts nothing
             found.duplicates.append(entry_id)
         elif not one.estimated or any(getattr(event, owner) != getattr(one, owner) for owner in _OWNERS):
-            found.refused[entry_id] = Refusal("conflict", f"request {event.request_id} is recorded with another {name}")
+            reason = (
+                f"request {event.request_id} is recorded with {name} {getattr(one, name)}, not {_facts(event)[name]}"
+            )
+            found.refused[entry_id] = Refusal("conflict", reason)
         elif (rest := _rest(event, one)) is None:
             found.duplicates.append(entry_id)
         else:

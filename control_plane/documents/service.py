@@ -12,9 +12,10 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from billing.documents import invoice_lines
-from billing.documents.explain import LineReader, RequestPosition
+from billing.documents.explain import LineReader
 from billing.documents.invoice_csv import invoice_csv
 from billing.documents.line_cover import USAGE_KINDS
+from billing.documents.line_records import RequestPosition
 from billing.invoices import queries
 from billing.periods import EPOCH
 from billing.prices import price_book

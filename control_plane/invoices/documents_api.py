@@ -195,6 +195,6 @@ class OwnDocuments(Controller):
     def set_own_billing_profile(
         self, data: JSONBody[ProfileBody], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
     ) -> Buyer:
-        """Set the tenant's details on later invoices. A VAT id is checked by its form only; nobody looks it up."""
+        """Set the tenant's details on later invoices. A VAT id is checked by its form only and not looked up."""
         with unit_of_work(engine) as session:
             return service.set_own_profile(session, principal.own_tenant_id, data, actor=principal.key_id)

@@ -14,7 +14,7 @@ Floors = Annotated[tuple[LimitNanos, ...], msgspec.Meta(max_length=10)]
 class SpendingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a tenant pays. An omitted field keeps its value; null removes a limit, and turns auto top-up off.
 
-    ``mode``: a ``prepaid`` tenant can spend its credit and no more; a ``postpaid`` one is invoiced, and stops when
+    ``mode``: a ``prepaid`` tenant can spend at most its credit; a ``postpaid`` one is invoiced, and stops when
     what it owes reaches the credit limit.
     """
 
@@ -23,3 +23,14 @@ class SpendingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     invoice_threshold_nanos: PositiveNanos | msgspec.UnsetType | None = msgspec.UNSET
     balance_floors_nanos: Floors | msgspec.UnsetType = msgspec.UNSET
     auto_top_up: AutoTopUp | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class NewSpendLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A hard limit. ``subject_id`` is the id of the key or of the adapter; leave it out for the whole tenant. A limit
+    of the same subject and window is replaced.
+    """
+
+    scope: Literal["tenant", "key", "adapter"]
+    window: Literal["day", "month"]
+    amount_nanos: LimitNanos
+    subject_id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}(?!\n)$")] | None = None

@@ -1,6 +1,6 @@
 """Admin routes of plans and their versions."""
 
-from litestar import Controller, Response, get, post
+from litestar import Controller, Response, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
@@ -11,9 +11,19 @@ from control_plane.auth.authenticate import Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.plans import service
-from control_plane.plans.schemas import NewPlan, NewPlanVersion, NewSimulation, PlanVersionView, PlanView
+from control_plane.plans import drafts, service
+from control_plane.plans.schemas import (
+    DraftPublication,
+    NewPlan,
+    NewPlanDraft,
+    NewPlanVersion,
+    NewSimulation,
+    PlanDraftView,
+    PlanVersionView,
+    PlanView,
+)
 from core.db import unit_of_work
+from core.errors import InvalidRequest
 
 
 class AdminPlans(Controller):
@@ -75,8 +85,77 @@ class AdminPlans(Controller):
         base_model_ids: NamedDependency[service.BaseModelIds],
     ) -> Page[SimulatedTenant]:
         """Show what a past period would have cost the plan's tenants on other prices. Nothing is changed."""
+        if (data.prices is None) == (data.draft is None):
+            raise InvalidRequest("draft: give either a draft or prices.", param="draft")
         with unit_of_work(reports) as session:
-            return service.simulate(session, plan_id, data, base_models=base_model_ids(session))
+            prices = data.prices or drafts.prices_of(session, plan_id, data.draft or "")
+            return service.simulate(session, plan_id, data, prices, base_models=base_model_ids(session))
+
+    @post("/{plan_id:str}/drafts", sync_to_thread=True)
+    def create_plan_draft(
+        self,
+        plan_id: FromPath[str],
+        data: JSONBody[NewPlanDraft],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
+        base_model_ids: NamedDependency[service.BaseModelIds],
+    ) -> Response[PlanDraftView]:
+        """Write limits and prices to publish later. A draft changes nothing until it is published."""
+        return idempotent.run(
+            lambda session: drafts.create(
+                session, plan_id, data, base_models=base_model_ids(session), actor=principal.key_id
+            )
+        )
+
+    @get("/{plan_id:str}/drafts", sync_to_thread=True)
+    def list_plan_drafts(
+        self,
+        plan_id: FromPath[str],
+        engine: NamedDependency[Engine],
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[PlanDraftView]:
+        """List a plan's drafts, newest first, published ones included."""
+        with unit_of_work(engine) as session:
+            return drafts.list_drafts(session, plan_id, cursor=cursor, limit=limit)
+
+    @put("/{plan_id:str}/drafts/{draft_id:str}", sync_to_thread=True)
+    def change_plan_draft(
+        self,
+        plan_id: FromPath[str],
+        draft_id: FromPath[str],
+        data: JSONBody[NewPlanDraft],
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+        base_model_ids: NamedDependency[service.BaseModelIds],
+    ) -> PlanDraftView:
+        """Replace a draft that is not published, on top of the newest version."""
+        with unit_of_work(engine) as session:
+            return drafts.change(
+                session, plan_id, draft_id, data, base_models=base_model_ids(session), actor=principal.key_id
+            )
+
+    @post("/{plan_id:str}/drafts/{draft_id:str}/publish", sync_to_thread=True)
+    def publish_plan_draft(
+        self,
+        plan_id: FromPath[str],
+        draft_id: FromPath[str],
+        data: JSONBody[DraftPublication],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
+        change_handlers: NamedDependency[ChangeHandlers],
+        base_model_ids: NamedDependency[service.BaseModelIds],
+    ) -> Response[PlanVersionView]:
+        """Make a draft the plan's next version. Refused when another version was published since it was written."""
+
+        def publish(session: Session) -> PlanVersionView:
+            version = drafts.publish(
+                session, plan_id, draft_id, data, base_models=base_model_ids(session), actor=principal.key_id
+            )
+            change_handlers.on_plan_changed(session, plan_id)
+            return version
+
+        return idempotent.run(publish)
 
     @get("/{plan_id:str}/versions", sync_to_thread=True)
     def list_plan_versions(

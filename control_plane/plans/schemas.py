@@ -21,6 +21,8 @@ AdapterBytes = Annotated[int, msgspec.Meta(gt=0, le=5_000_000_000)]
 SpendNanos = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000_000)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Tier = Annotated[int, msgspec.Meta(ge=0, le=9)]
+VersionNumber = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+DraftId = Annotated[str, msgspec.Meta(pattern=r"^pd_[0-9a-z]{26}(?!\n)$")]
 WithoutQuota = Literal["closed", "slice"]
 PlanName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}(?!\n)$")]
 
@@ -52,17 +54,52 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class NewPlanVersion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """New limits and prices of a plan, from ``effective_from`` on, or from now on."""
+    """New limits and prices of a plan, from ``effective_from`` on, or from now on. With ``base_version``, only if that
+    is the plan's newest version.
+    """
 
     limits: LimitsBody
     prices: PriceCard
     effective_from: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    base_version: VersionNumber | None = None
+
+
+class NewPlanDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits and prices to publish later. With ``base_version``, only if that is the plan's newest version."""
+
+    limits: LimitsBody
+    prices: PriceCard
+    base_version: VersionNumber | None = None
+
+
+class DraftPublication(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """From when a draft applies: from ``effective_from`` on, or from now on."""
+
+    effective_from: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class PlanDraftView(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft. ``base_version`` is the newest version when it was written; ``published_version_id`` is set once it is
+    published, and then it never changes.
+    """
+
+    id: str
+    plan_id: str
+    base_version: int
+    limits: Limits
+    prices: PriceCard
+    created_by: str
+    created_at: datetime
+    published_version_id: str | None
 
 
 class NewSimulation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prices to try on the usage that settled from ``start`` until ``end``. ``cursor`` continues a simulation."""
+    """Prices, or a draft with prices, to try on what was charged from ``start`` until ``end``. ``cursor`` continues a
+    simulation.
+    """
 
-    prices: PriceCard
+    prices: PriceCard | None = None
+    draft: DraftId | None = None
     start: Annotated[datetime, msgspec.Meta(tz=True)]
     end: Annotated[datetime, msgspec.Meta(tz=True)]
     cursor: str | None = None

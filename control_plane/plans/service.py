@@ -3,8 +3,8 @@ usage.
 """
 
 from collections.abc import Callable, Collection
-from datetime import datetime
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy import func
@@ -25,6 +25,8 @@ from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
 
 _SIMULATED_MAX: Final = 100  # tenants in one answer
+_SIMULATED_TIME_MAX: Final = timedelta(days=400)
+_FIRST_YEAR: Final = 2000
 
 BaseModelIds = Callable[[Session], Collection[str]]
 """Reads the ids of all base models, which belong to a room above this one."""
@@ -56,36 +58,67 @@ def add_version(
     """Add the plan's next version, which applies at once or from its instant on. The caller must have the plan's
     tenants published again, see ``change_handlers``; ``scheduled_versions`` does it at a later instant.
 
-    Raises NotFound, Conflict for an instant that is taken, and InvalidRequest as ``create`` does or for an instant in
+    Raises NotFound, Conflict for an instant that is taken or a ``base_version`` that is not the newest, and
+    InvalidRequest as ``create`` does or for an instant in
     the past.
     """
     price_card.check(new.prices, base_models=base_models)
     plan = session.exec(select(Plan).where(Plan.id == plan_id).with_for_update()).first()
     if plan is None:
         raise _no_plan(plan_id)
-    newest = select(func.max(PlanVersion.number)).where(PlanVersion.plan_id == plan.id)
-    number = (session.exec(newest).one() or 0) + 1
+    newest = newest_number(session, plan_id)
+    require_newest(new.base_version, newest)
+    number = newest + 1
     version = _add_version(session, plan, new.limits, new.prices, number=number, effective_from=new.effective_from)
     details = {"number": number, "effective_from": version.effective_from.isoformat()}
     audit.record(session, actor=actor, action="plan.version_added", target=plan.id, details=details)
     return _version_view(version)
 
 
+def newest_number(session: Session, plan_id: str) -> int:
+    """The number of a plan's newest version. Raises NotFound."""
+    newest = session.exec(select(func.max(PlanVersion.number)).where(PlanVersion.plan_id == plan_id)).one()
+    if newest is None:
+        raise _no_plan(plan_id)
+    return newest
+
+
+def require_newest(base_version: int | None, newest: int) -> None:
+    """Raise Conflict when a change was written on top of another version than the newest."""
+    if base_version is not None and base_version != newest:
+        raise Conflict(
+            f"base_version is {base_version}, and the plan's newest version is {newest}. Read that version, and write "
+            "the change on top of it.",
+            code="base_version_outdated",
+            param="base_version",
+        )
+
+
+def limits_of(stored: dict[str, Any]) -> LimitsBody:  # any limit
+    """Stored limits as a request has them."""
+    return msgspec.convert(stored, LimitsBody)
+
+
 def simulate(
-    session: Session, plan_id: str, wanted: NewSimulation, *, base_models: Collection[str]
+    session: Session, plan_id: str, wanted: NewSimulation, prices: PriceCard, *, base_models: Collection[str]
 ) -> Page[SimulatedTenant]:
     """What a period would have cost the plan's tenants on another price card. Writes nothing. Raises NotFound, and
     InvalidRequest for a wrong card or a period without length.
     """
     if session.get(Plan, plan_id) is None:
         raise _no_plan(plan_id)
-    price_card.check(wanted.prices, base_models=base_models)
+    price_card.check(prices, base_models=base_models)
     if wanted.end <= wanted.start:
         raise InvalidRequest("end: must be later than start.", param="end")
+    if wanted.end - wanted.start > _SIMULATED_TIME_MAX or wanted.start.year < _FIRST_YEAR:
+        raise InvalidRequest(
+            f"start: one simulation covers at most {_SIMULATED_TIME_MAX.days} days, from the year {_FIRST_YEAR} on.",
+            param="start",
+        )
     found = what_if.simulate(
         session,
         plan_id=plan_id,
-        card=wanted.prices,
+        card=prices,
         start=wanted.start,
         end=wanted.end,
         after=decode_cursor(wanted.cursor) or "",

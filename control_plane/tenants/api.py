@@ -60,7 +60,7 @@ class AdminTenants(Controller):
         with unit_of_work(engine) as session:
             tenant = service.change(session, tenant_id, data, actor=principal.key_id)
             if data.status is not msgspec.UNSET:
-                change_handlers.on_status_set(session, tenant_id, tenant.status)
+                change_handlers.on_status_set(session, tenant_id, data.status)
             change_handlers.on_limits_changed(session, [tenant_id])
             return tenant
 

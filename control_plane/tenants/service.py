@@ -7,7 +7,8 @@ from typing import Literal, cast
 import msgspec
 from sqlmodel import Session, col, select
 
-from billing.limits import ceilings
+from billing.limits import spending
+from billing.limits.spending import PublishedSpending
 from billing.prices import overrides
 from billing.subscriptions import assignments
 from billing.usage.queries import charged_before_month
@@ -97,7 +98,7 @@ def begin_assigned_plan(session: Session, tenant_id: str) -> None:
 
 
 def close(session: Session, tenant_id: str) -> None:
-    """Close a tenant for good: gateways serve it no more. Raises NotFound."""
+    """Close a tenant for good: gateways refuse its requests. Raises NotFound."""
     tenant = _find(session, tenant_id, lock=True)
     tenant.status = "closed"
     session.add(tenant)
@@ -154,8 +155,8 @@ def grant(session: Session, tenant_id: str) -> TenantGrant | None:
     plan = plans.get_plan(session, tenant.plan_id)
     limited = _limits(tenant, plan).spend_nanos_per_month is not None
     charged = charged_before_month(session, [tenant_id]) if limited else {}
-    own, of_credit = overrides.in_force(session, tenant_id), ceilings.stored_ceiling(session, tenant_id)
-    return _grant(tenant, plan, own, charged.get(tenant_id, 0), of_credit)
+    own = overrides.in_force(session, tenant_id)
+    return _grant(tenant, plan, own, charged.get(tenant_id, 0), spending.read(session, tenant_id))
 
 
 def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
@@ -163,23 +164,22 @@ def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
     plan_of = _plans_of(session)
     limited = _spend_limited(session)
     charged = charged_before_month(session, limited) if limited else {}
-    own, of_credit = overrides.all_in_force(session), ceilings.stored_ceilings(session)
+    own = overrides.all_in_force(session)
+    spend = spending.read_all(session)
     for tenant in session.exec(select(Tenant).execution_options(yield_per=1000)):
-        plan, before = plan_of(tenant.plan_id), charged.get(tenant.id, 0)
-        yield tenant.id, _grant(tenant, plan, own.get(tenant.id), before, of_credit.get(tenant.id))
+        plan = plan_of(tenant.plan_id)
+        yield tenant.id, _grant(tenant, plan, own.get(tenant.id), charged.get(tenant.id, 0), spend(tenant.id))
 
 
 def spend_limited_grants(session: Session) -> dict[str, TenantGrant]:
     """The published form of the tenants with a spending limit, by id."""
     plan_of = _plans_of(session)
     charged = charged_before_month(session, _spend_limited(session))
-    of_credit = ceilings.stored_ceilings(session)
+    spend = spending.read_all(session)
     wanted = select(Tenant).where(col(Tenant.id).in_(charged))
     own = overrides.all_in_force(session)
     return {
-        tenant.id: _grant(
-            tenant, plan_of(tenant.plan_id), own.get(tenant.id), charged[tenant.id], of_credit.get(tenant.id)
-        )
+        tenant.id: _grant(tenant, plan_of(tenant.plan_id), own.get(tenant.id), charged[tenant.id], spend(tenant.id))
         for tenant in session.exec(wanted)
     }
 
@@ -232,15 +232,13 @@ def _limits(tenant: Tenant, plan: PlanView) -> Limits:
 
 
 def _grant(
-    tenant: Tenant, plan: PlanView, own: PriceView | None, charged_nanos: int, credit_ceiling_nanos: int | None
+    tenant: Tenant, plan: PlanView, own: PriceView | None, charged_nanos: int, spend: PublishedSpending
 ) -> TenantGrant:
     """``own`` are the tenant's own prices in place of the plan's. ``charged_nanos`` is the amount charged before this
-    month; it is used only where spending has a limit. ``credit_ceiling_nanos`` is what credit and credit limit allow
-    in total.
+    month; it is used only where spending has a limit. ``spend`` is what credit and the tenant's limits allow.
     """
     limits = _limits(tenant, plan)
-    spend = limits.spend_nanos_per_month
-    found = (None if spend is None else charged_nanos + spend, credit_ceiling_nanos)
+    per_month = limits.spend_nanos_per_month
     prices, model_prices = (plan.prices if own is None else own.card).grant_prices()
     return TenantGrant(
         tenant_id=tenant.id,
@@ -249,8 +247,10 @@ def _grant(
         prices=prices,
         model_prices=model_prices,
         price_version_id=plan.price_version_id if own is None else own.id,
-        spend_ceiling_nanos=min((ceiling for ceiling in found if ceiling is not None), default=None),
+        spend_ceiling_nanos=spend.ceiling_with(None if per_month is None else charged_nanos + per_month),
         charged_nanos=charged_nanos,
+        spend_limits=spend.limits,
+        zone=spend.zone,
     )
 
 

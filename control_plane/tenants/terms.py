@@ -4,6 +4,7 @@
 
 from collections.abc import Collection
 from datetime import datetime
+from typing import Any
 
 import msgspec
 from sqlmodel import Session
@@ -161,8 +162,8 @@ def list_overrides(session: Session, tenant_id: str) -> list[OverrideView]:
 
 
 def close(session: Session, tenant_id: str, *, actor: str) -> TenantEnd:
-    """Close the tenant for good: it is served no more and owes no further fees. Closing again changes nothing. Raises
-    NotFound.
+    """Close the tenant for good: its requests are refused, and it owes no further fees. Closing again changes nothing.
+    Raises NotFound.
     """
     service.close(session, tenant_id)
     ended_at = ending.end_subscription(session, tenant_id)
@@ -170,5 +171,5 @@ def close(session: Session, tenant_id: str, *, actor: str) -> TenantEnd:
     return TenantEnd(tenant_id=tenant_id, ended_at=ended_at)
 
 
-def _audit(session: Session, actor: str, action: str, tenant_id: str, details: dict[str, object]) -> None:
+def _audit(session: Session, actor: str, action: str, tenant_id: str, details: dict[str, Any]) -> None:
     audit.record(session, actor=actor, action=action, target=tenant_id, tenant_id=tenant_id, details=details)

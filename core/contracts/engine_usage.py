@@ -1,4 +1,4 @@
-"""What an engine counted for requests that have ended, by hour and tenant, and by id where nobody may have been told.
+"""What an engine counted for requests that have ended: by hour and tenant, and by id if its gateway may have missed it.
 
 The agent reports these values to billing. They come from the engine's own state of each request and not from what was
 sent to a gateway, so that reconciliation compares two independent counts. msgspec encodes these structs as JSON;

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from core.spend_windows import SpendWindow
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a tenant's plan. Each number is a maximum; None means no limit. ``count_cached_tokens``: whether
@@ -77,9 +79,23 @@ class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
     limits: KeyLimits | None = None
 
 
+class SpendLimitGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """A hard limit on what a tenant, one key or one adapter may spend in each day or month of the tenant's time zone.
+    ``spent_nanos`` is at least what was spent in the window that began at ``window_start_ms``.
+    """
+
+    scope: Literal["tenant", "key", "adapter"]
+    subject_id: str
+    window: SpendWindow
+    amount_nanos: int
+    window_start_ms: int = 0
+    spent_nanos: int = 0
+
+
 class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant as gateways see it, published under the tenant's id. ``charged_nanos`` is the total charged before the
     current month. ``spend_ceiling_nanos`` is the largest total allowed at the end of the month; None means no ceiling.
+    ``spend_limits`` apply in the time zone ``zone``.
     ``prices`` and ``model_prices`` are the highest prices of ``price_version_id`` in billing's price book.
     """
 
@@ -91,6 +107,8 @@ class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
     spend_ceiling_nanos: int | None = None
     charged_nanos: int = 0
     model_prices: tuple[ModelPrices, ...] = ()
+    spend_limits: tuple[SpendLimitGrant, ...] = ()
+    zone: str = "UTC"
 
     def prices_of(self, base_model: str, rank_class: int | None) -> Prices | None:
         """The prices of a model: those of its rank class, else of the model, else of all models."""

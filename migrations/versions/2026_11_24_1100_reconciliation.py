@@ -206,9 +206,6 @@ def _create_amendments() -> None:
         *_texts("transfer_id", "reason", "actor"),
         sa.Column("created_at", _INSTANT, nullable=False),
         sa.PrimaryKeyConstraint("request_id", "position", name="pk_usage_amendments"),
-        sa.ForeignKeyConstraint(
-            ["request_id"], ["usage_records.request_id"], name="fk_usage_amendments_request_id_usage_records"
-        ),
         sa.ForeignKeyConstraint(["transfer_id"], ["transfers.id"], name="fk_usage_amendments_transfer_id_transfers"),
         sa.UniqueConstraint("transfer_id", name="uq_usage_amendments_transfer_id"),
         sa.CheckConstraint("part IN ('reversal', 'replacement')", name=op.f("ck_usage_amendments_part_known")),

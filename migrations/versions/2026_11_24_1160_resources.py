@@ -51,7 +51,7 @@ def upgrade() -> None:
     op.add_column("revisions", sa.Column("stored_bytes", sa.BigInteger(), nullable=True))
     op.create_table(
         "pin_events",
-        sa.Column("id", sa.BigInteger(), sa.Identity(), nullable=False),
+        sa.Column("id", sa.BigInteger(), nullable=False),
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("adapter_id", sa.Text(), nullable=False),
         sa.Column("engine_name", sa.Text(), nullable=False),

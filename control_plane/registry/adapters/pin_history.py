@@ -5,6 +5,7 @@ Billing reads them as intervals through the view ``pinned_slots``. What is pinne
 
 from collections.abc import Collection
 
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlmodel import Session, col, select
 
 from control_plane.registry.models import Adapter, PinEvent
@@ -42,9 +43,11 @@ def differs(session: Session, adapter: Adapter, in_force: Collection[Pin]) -> bo
 
 def adapters_with_pins(session: Session) -> list[str]:
     """The adapters that are pinned as far as the history knows."""
-    newest = select(PinEvent).distinct(col(PinEvent.engine_name)).order_by(
-        col(PinEvent.engine_name), col(PinEvent.at).desc(), col(PinEvent.id).desc()
-    )  # fmt: skip
+    newest = (
+        select(PinEvent)
+        .ext(distinct_on(col(PinEvent.engine_name)))
+        .order_by(col(PinEvent.engine_name), col(PinEvent.at).desc(), col(PinEvent.id).desc())
+    )
     return sorted({event.adapter_id for event in session.exec(newest) if event.pinned})
 
 

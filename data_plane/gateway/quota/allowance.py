@@ -6,19 +6,36 @@ from typing import Literal
 
 import msgspec
 
-from core import redis_keys
-from core.contracts.grants import KeyGrant, KeyLimits, Prices, TenantGrant
+from core import clock, redis_keys
+from core.contracts.grants import KeyGrant, KeyLimits, Prices, SpendLimitGrant, TenantGrant
+from core.spend_windows import window_at
 
 NO_LIMIT = -1
+_KEPT_AFTER_WINDOW_S = 172_800  # longer than any request runs, so that it settles into the window that admitted it
 _NANOS_MAX = (1 << 53) - 1  # the largest integer that a Lua number represents exactly
+
+
+LevelName = Literal[
+    "platform", "tenant", "key", "tenant_day", "tenant_month", "key_day", "key_month", "adapter_day", "adapter_month"
+]
+
+_WINDOW_LEVELS: dict[tuple[str, str], LevelName] = {
+    ("tenant", "day"): "tenant_day",
+    ("tenant", "month"): "tenant_month",
+    ("key", "day"): "key_day",
+    ("key", "month"): "key_month",
+    ("adapter", "day"): "adapter_day",
+    ("adapter", "month"): "adapter_month",
+}
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
     """One hash in Redis (``quota`` is its key) and its limits; ``NO_LIMIT`` means none. ``spend_ceiling_nanos`` limits
-    the total spending, which is at least ``charged_nanos``; ``month_nanos`` limits the spending of this month.
+    the total spending, which is at least ``charged_nanos``; ``month_nanos`` limits the spending of this month. The hash
+    is kept for ``keep_s``; ``NO_LIMIT`` keeps it.
     """
 
-    name: Literal["platform", "tenant", "key"]
+    name: LevelName
     quota: str
     requests_per_minute: int = NO_LIMIT
     tokens_per_minute: int = NO_LIMIT
@@ -30,6 +47,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     spend_ceiling_nanos: int = NO_LIMIT
     charged_nanos: int = 0
     month_nanos: int = NO_LIMIT
+    keep_s: int = NO_LIMIT
 
     @property
     def arguments(self) -> tuple[int, ...]:
@@ -45,6 +63,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
             self.spend_ceiling_nanos,
             self.charged_nanos,
             self.month_nanos,
+            self.keep_s,
         )
 
 
@@ -100,16 +119,28 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def allowance(
-    tenant: TenantGrant, key: KeyGrant, platform: PlatformLimits, *, prices: Prices | None, longest_ms: int
+    tenant: TenantGrant,
+    key: KeyGrant,
+    platform: PlatformLimits,
+    *,
+    prices: Prices | None,
+    longest_ms: int,
+    adapter_id: str | None = None,
+    now_ms: int = 0,
 ) -> Allowance:
     """The limits of a tenant's key, at the prices of a request's model. A request holds its KV pages for
-    ``longest_ms`` at most. The platform and the key are levels only where they have limits.
+    ``longest_ms`` at most. The platform, the key and the spending limits of a day or month, which is the one of
+    ``now_ms``, are levels only where they have limits.
     """
     levels = [_tenant(tenant)]
     if platform != PlatformLimits():
         levels.insert(0, _platform(platform))
     if key.limits is not None and key.limits != KeyLimits():
         levels.append(_key(key, key.limits))
+    if tenant.spend_limits:
+        subjects = {"tenant": "", "key": key.key_id, "adapter": adapter_id}
+        own = (limit for limit in tenant.spend_limits if limit.subject_id == subjects[limit.scope])
+        levels += [_window(tenant, limit, now_ms) for limit in own]
     costs = Costs()
     if prices is not None:
         costs = Costs(
@@ -172,6 +203,19 @@ def _key(key: KeyGrant, limits: KeyLimits) -> Level:
         kv_pages=_or_none(limits.kv_pages),
         tokens_per_month=_or_none(limits.tokens_per_month),
         month_nanos=_or_none(limits.spend_nanos_per_month),
+    )
+
+
+def _window(tenant: TenantGrant, limit: SpendLimitGrant, now_ms: int) -> Level:
+    """The spending of the window that holds ``now_ms``, which a hash of its own counts."""
+    start, end = window_at(tenant.zone, limit.window, clock.from_ms(now_ms))
+    start_ms = clock.to_ms(start)
+    return Level(
+        name=_WINDOW_LEVELS[limit.scope, limit.window],
+        quota=redis_keys.spend_window_quota(tenant.tenant_id, limit.scope, limit.subject_id, limit.window, start_ms),
+        spend_ceiling_nanos=limit.amount_nanos,
+        charged_nanos=limit.spent_nanos if limit.window_start_ms == start_ms else 0,
+        keep_s=(clock.to_ms(end) - now_ms) // 1000 + _KEPT_AFTER_WINDOW_S,
     )
 
 

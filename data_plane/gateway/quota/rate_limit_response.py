@@ -15,7 +15,17 @@ from data_plane.gateway.errors import Headers, QuotaExceeded
 REPLICA_PAGES: Final = "replica_pages"  # no limit of a caller: the replica is full, so the request may wait
 _BUSY_RETRY_S: Final = 1.0  # for limits that have room again when a running request ends
 _UNCOUNTED: Final = ("requests_per_minute", "concurrent_requests")  # limits that max_tokens does not affect
-_WHOSE: Final = {"platform": "the platform", "tenant": "the plan", "key": "this key"}
+_WHOSE: Final = {
+    "platform": "the platform",
+    "tenant": "the plan",
+    "key": "this key",
+    "tenant_day": "this account for the day",
+    "tenant_month": "this account for the month",
+    "key_day": "this key for the day",
+    "key_month": "this key for the month",
+    "adapter_day": "this adapter for the day",
+    "adapter_month": "this adapter for the month",
+}
 _RATES: Final = {
     "requests_per_minute": "requests",
     "tokens_per_minute": "tokens",

@@ -91,7 +91,16 @@ class Lifecycle:
     def _allowance(self, request: InferenceRequest) -> Allowance:
         caller = request.caller
         prices = caller.tenant.prices_of(request.base_model, request.rank_class)
-        return allowance(caller.tenant, caller.key, self._platform, prices=prices, longest_ms=self._longest_ms)
+        adapter = request.target.adapter
+        return allowance(
+            caller.tenant,
+            caller.key,
+            self._platform,
+            prices=prices,
+            longest_ms=self._longest_ms,
+            adapter_id=None if adapter is None else adapter.route.adapter_id,
+            now_ms=self._clock.now_ms(),
+        )
 
     def _engine_body(self, request: InferenceRequest, placement: Placement) -> bytes:
         return engine_body(

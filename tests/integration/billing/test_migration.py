@@ -8,10 +8,12 @@ import sqlalchemy as sa
 from alembic import command
 
 from billing.invoices import closing, queries
+from billing.invoices.verification import verify
 from core import db
 from core.db import unit_of_work
 from tests.conftest import alembic_config, create_database
 
+BEFORE_DOCUMENTS = "2026_11_24_1110"
 FUNCTIONS = "SELECT count(*) FROM pg_proc WHERE proname LIKE 'billing_%'"
 
 
@@ -107,6 +109,35 @@ def test_final_invoices_and_unbilled_records_survive_the_move_to_sums(migrated_d
         (9, 300, 86_403),
         (10, 100, 28_801),
     ]
+
+
+def test_old_invoices_begin_the_chain_of_documents_and_are_open_or_paid(migrated_data):
+    new = closing.close_tenant(migrated_data, "tn_1", datetime(2026, 11, 1, tzinfo=UTC))
+    with unit_of_work(migrated_data) as session:
+        verified = verify(session)
+        old = queries.read_document(session, "inv_1")
+    assert (verified.documents, verified.findings) == (2, [])
+    assert (old.invoice.number, old.invoice.status, old.invoice.net_cents) == ("TNR-000001", "paid", 0)
+    assert [event.kind for event in old.events] == ["finalized", "open"]
+    assert new.number == "TNR-000002"
+    with migrated_data.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+        connection.exec_driver_sql("UPDATE invoice_lines SET base_model = 'basf' WHERE id = 'il_1'")
+    with unit_of_work(migrated_data) as session:
+        assert [finding.problem for finding in verify(session).findings] == ["changed", "follows"]
+
+
+def test_the_documents_migration_goes_down_and_up_again(migrated_data):
+    settings = db.PostgresSettings(postgres_dsn=migrated_data.url.render_as_string(hide_password=False))
+    config = alembic_config(settings)
+    with migrated_data.connect() as connection:
+        before = connection.exec_driver_sql("SELECT sha256 FROM documents").all()
+    command.downgrade(config, BEFORE_DOCUMENTS)
+    with migrated_data.connect() as connection:
+        assert connection.exec_driver_sql("SELECT number, status FROM invoices").all() == [(1, "finalised")]
+    command.upgrade(config, "head")
+    with migrated_data.connect() as connection:
+        assert connection.exec_driver_sql("SELECT sha256 FROM documents").all() == before
 
 
 def test_the_move_to_sums_cannot_be_undone_once_usage_is_recorded(migrated_data):

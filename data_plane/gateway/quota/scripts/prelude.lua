@@ -2,7 +2,7 @@
 -- end a reservation, and end the reservations whose leases expired. A tenant's keys share a hash tag, but a replica's keys
 -- and the platform's have other tags. The scripts therefore need one Redis (replicas are fine), not a Redis Cluster.
 --
--- A level (the platform, a tenant, a key) is one hash:
+-- A level (the platform, a tenant, a key, one day or month of a spending limit) is one hash:
 --   requests_tat_us, tokens_tat_us, input_tat_us, output_tat_us   theoretical arrival times of its four rates
 --   concurrent, kv_pages, month_held, spend_held_nanos            holds of running requests
 --   month, month_used, month_spent_nanos, spent_nanos             settled usage, this month and in total

@@ -4,7 +4,8 @@
 -- ARGV request_id, tenant_id, lease_ms, marker_ttl_s, reservation_prefix, settled_prefix,
 --      sequences, prompt_tokens, max_tokens, min_tokens, block_tokens, replica_pages_max, input_nanos, output_nanos, page_nanos,
 --      then for each level: requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute,
---      concurrent_requests, kv_pages, tokens_per_month, spend_ceiling_nanos, charged_nanos, month_nanos (-1 is no limit)
+--      concurrent_requests, kv_pages, tokens_per_month, spend_ceiling_nanos, charged_nanos, month_nanos (-1 is no limit),
+--      keep_s (-1 keeps the level's hash without an end)
 -- Returns {verdict, level, wait_us, limit, remaining, fits, max_tokens, pages, requests_limit, requests_remaining,
 --          requests_reset_us, tokens_limit, tokens_remaining, tokens_reset_us, replica_pages_held}
 -- The verdict is '' where the reservation was made, else the first limit that blocks it, at the level with that number;
@@ -14,7 +15,7 @@
 -- Rates are GCRA (the ATM Forum's leaky bucket as a meter) with a burst of one minute's worth, kept as theoretical arrival
 -- times in microseconds of the server's clock.
 
-local FIRST_LEVEL, FIRST_LIMIT, LIMITS = 9, 16, 10
+local FIRST_LEVEL, FIRST_LIMIT, LIMITS = 9, 16, 11
 local MINUTE_US, PAGE_TOKENS = 60000000, 16
 local NANOS_MAX = 9007199254740991 -- the largest integer that a Lua number represents exactly; no hold is larger
 local RATES = { 'requests', 'tokens', 'input', 'output' }
@@ -50,6 +51,9 @@ local function read_level(index)
   if stored[1] ~= month then
     redis.call('HSET', quota, 'month', month, 'month_used', 0, 'month_spent_nanos', 0)
     level.month_used, level.month_spent_nanos = 0, 0
+    if tonumber(ARGV[first + 10]) >= 0 then
+      redis.call('EXPIRE', quota, ARGV[first + 10])
+    end
   end
   for position, rate in ipairs(RATES) do
     local limit = tonumber(ARGV[first + position - 1])

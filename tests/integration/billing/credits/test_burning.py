@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from billing.charges.adjustments import adjust
+from billing.charges.period import adjust
 from billing.charges.totals import period_start
 from billing.credits import burning
 from billing.credits.views import CreditUse
@@ -155,3 +155,27 @@ def test_a_tenant_without_credit_is_left_alone(stage, wallet):
     wallet.spend(tenant, 3)
     closed = close(stage, tenant)
     assert (closed.promotional, closed.paid_cents, closed.total_cents) == ([], 0, 300)
+
+
+def test_a_close_uses_credit_and_leaves_the_rest_due(stage, wallet):
+    tenant = stage.tenant()
+    wallet.granted(tenant, 6)
+    wallet.granted(tenant, 3, kind="promotional")
+    wallet.spend(tenant, 12)
+    (invoice,) = stage.close()
+    assert (invoice.total_cents, invoice.amount_due_cents, invoice.status) == (900, 300, "open")
+    assert wallet.balance(tenant).balance_nanos == 0
+    assert wallet.account("receivable", tenant) == 3 * DOLLAR
+    assert wallet.account("usage_unbilled", tenant) == 0
+    named = stage.rows("SELECT DISTINCT invoice_id FROM credit_entries WHERE kind = 'burn'")
+    assert [each["invoice_id"] for each in named] == [invoice.id]
+    wallet.check()
+
+
+def test_an_invoice_that_credit_pays_is_paid(stage, wallet):
+    tenant = stage.tenant()
+    wallet.granted(tenant, 6)
+    wallet.spend(tenant, 3)
+    (invoice,) = stage.close()
+    assert (invoice.total_cents, invoice.amount_due_cents, invoice.status) == (300, 0, "paid")
+    assert wallet.balance(tenant).balance_nanos == 3 * DOLLAR

@@ -12,7 +12,7 @@ from benchmarks.billing import seed as seeding
 from billing.documents.explain import LineReader
 from billing.documents.line_cover import USAGE_KINDS
 from billing.prices import price_book
-from billing.prices.card import ModelCardPrices, PriceCard, PriceTier, TieredPrice
+from billing.prices.card import IncludedUsage, ModelCardPrices, PriceCard, PriceTier, TieredPrice
 from core import clock
 from core.contracts.grants import Prices
 from core.db import unit_of_work
@@ -27,7 +27,8 @@ def explained(stage, invoice_id: str, *, limit: int = 2) -> dict:
     found = {}
     with unit_of_work(stage.engine) as session:
         for line in detail.lines:
-            assert line.kind in USAGE_KINDS
+            if line.kind not in USAGE_KINDS:
+                continue
             reader, requests, after = LineReader(session, detail.invoice, line), [], None
             while True:
                 page = reader.read(after, limit=limit)
@@ -199,6 +200,34 @@ def test_every_mode_of_tiers_with_models_versions_and_late_usage_sums_to_its_lin
     (invoice,) = stage.close()
     found = explained(stage, invoice.id, limit=3)
     assert used_of(stage, found) == Counter({key: used for key, used in recorded(stage).items() if key not in before})
+
+
+INCLUDED = (
+    IncludedUsage(quantity="output_tokens", units=50),
+    IncludedUsage(quantity="cached_input_tokens", units=70, base_model="small"),
+    IncludedUsage(quantity="kv_page_seconds", units=3),
+)
+
+
+@pytest.mark.parametrize("tiers", [(), (GRADUATED,), (VOLUME, PACKAGE, GRADUATED)], ids=["none", "one", "three"])
+def test_included_units_are_the_first_of_each_adapter_and_the_rest_is_in_tiers_or_priced(stage, tiers):
+    tenant = stage.tenant(card=PriceCard(**PLAIN, tiers=tiers, included=INCLUDED))
+    stage.bill(
+        *(
+            stage.event(
+                tenant, base_model=("small", "medium")[n % 2], settled_at_ms=stage.ago_ms(minutes=13 * n),
+                adapter_id=f"ad_{n % 3}", kv_page_ms=997 + n, output_tokens=9 + n % 5,
+            )
+            for n in range(1, 20)
+        )
+    )  # fmt: skip
+    (invoice,) = stage.close()
+    lines = {line.id: line for line in stage.invoice(invoice.id).lines}
+    free = [line_id for line_id, line in lines.items() if line.description == "included"]
+    assert free
+    found = explained(stage, invoice.id, limit=4)
+    assert used_of(stage, found) == Counter(recorded(stage))
+    assert {request.amount_nanos for line_id in free for request in found[line_id]} == {0}
 
 
 @pytest.mark.scenario(111)

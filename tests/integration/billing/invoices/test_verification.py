@@ -1,4 +1,4 @@
-"""Whoever changes a document past the database's guards is found: the document by name, and all that follow it."""
+"""A document that was changed past the database's guards is found by name, with all that follow it."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def as_superuser(stage, sql: str, **parameters) -> None:
         connection.execute(sa.text(sql), parameters)
 
 
-def test_documents_that_nobody_changed_are_verified(stage, documents):
+def test_unchanged_documents_are_verified(stage, documents):
     with unit_of_work(stage.engine) as session:
         verified = verify(session)
     assert (verified.documents, verified.findings) == (5, [])

@@ -1,16 +1,22 @@
 """Spend ceilings of prepaid tenants and of credit limits, and the runner that keeps them."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from threading import Barrier, Thread
 
 import pytest
 
 from billing import ledger
 from billing.credits import lots
+from billing.invoices.closing import close_tenant
 from billing.ledger import AccountRef, Leg, Posting
 from billing.limits import ceilings, terms
 from billing.limits.models import SpendCeiling
 from billing.limits.spending_runner import SpendingRunner
 from billing.limits.terms import TermsPatch
+from billing.limits.top_ups import TopUpStanding, is_due
+from billing.limits.views import AutoTopUp
+from billing.metering import ActiveTenants
 from core.db import unit_of_work
 from core.ids import new_id
 
@@ -19,7 +25,7 @@ DOLLAR = 1_000_000_000
 
 @pytest.fixture
 def runner(stage) -> SpendingRunner:
-    return SpendingRunner(stage.engine, stage.meter.watch())
+    return SpendingRunner(stage.engine, stage.meter.watch(), invoice_now=partial(close_tenant, stage.engine))
 
 
 def change(stage, tenant_id: str, **changes):
@@ -45,7 +51,7 @@ def owe(stage, tenant_id: str, dollars: float) -> None:
         ledger.post(session, Posting(transfer_id=new_id("tr"), kind="payment", legs=legs))
 
 
-def test_a_prepaid_tenant_may_be_charged_its_credit_and_no_more(stage, wallet, runner):
+def test_a_prepaid_tenant_may_be_charged_at_most_its_credit(stage, wallet, runner):
     tenant = stage.tenant()
     wallet.spend(tenant, 6)
     wallet.granted(tenant, 50, effective_from=stage.now())
@@ -86,7 +92,7 @@ def test_a_grant_raises_the_ceiling_and_a_refund_lowers_it_in_the_same_transacti
 def test_the_runner_lowers_the_ceiling_when_a_lot_ends_and_posts_what_it_lost(stage, wallet, runner):
     tenant = stage.tenant()
     wallet.granted(tenant, 5)
-    ends = stage.now() + timedelta(milliseconds=700)
+    ends = stage.now() + timedelta(seconds=4)
     wallet.granted(tenant, 10, expires_at=ends)
     change(stage, tenant, mode="prepaid")
     runner.run_once()
@@ -170,3 +176,75 @@ def test_a_falling_balance_alerts_once_at_each_floor_in_order(stage, wallet, run
     assert [(each["event_type"], each["data"]["floor_nanos"]) for each in alerts] == [
         ("balance.low", 6 * DOLLAR), ("balance.low", 3 * DOLLAR),
     ]  # fmt: skip
+
+
+@pytest.mark.scenario(100)
+def test_unbilled_usage_at_the_threshold_is_invoiced_at_once_and_the_rest_later(stage, wallet, runner):
+    tenant = stage.tenant()
+    change(stage, tenant, invoice_threshold_nanos=100 * DOLLAR)
+    wallet.spend(tenant, 99)
+    runner.run_once()
+    assert stage.rows("SELECT total_cents FROM invoices") == []
+    wallet.spend(tenant, 1.2)
+    runner.run_once()
+    runner.run_once()
+    assert [each["total_cents"] for each in stage.rows("SELECT total_cents FROM invoices")] == [10_020]
+    wallet.spend(tenant, 30)
+    runner.run_once()
+    assert [invoice.total_cents for invoice in stage.close()] == [3_000]
+
+
+class Card:
+    """Payments that stay on their way until the test ends them."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.now = TopUpStanding()
+
+    def standing(self, session, tenant_id: str) -> TopUpStanding:
+        return self.now
+
+    def start(self, session, tenant_id: str, amount_cents: int) -> None:
+        self.started.append(amount_cents)
+        self.now = TopUpStanding(in_flight=True, month_cents=self.now.month_cents + amount_cents)
+
+
+@pytest.mark.scenario(84)
+def test_two_workers_that_see_a_low_balance_at_once_start_one_payment(stage, wallet):
+    tenant, card, start = stage.tenant(), Card(), Barrier(2)
+    wallet.granted(tenant, 12)
+    top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=5_000)
+    change(stage, tenant, mode="prepaid", auto_top_up=top_up)
+    wallet.spend(tenant, 9)
+
+    def look() -> None:
+        runner = SpendingRunner(
+            stage.engine, ActiveTenants(), invoice_now=partial(close_tenant, stage.engine), payments=card
+        )
+        start.wait()
+        runner.run_once()
+
+    workers = [Thread(target=look) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert card.started == [2_500]
+
+
+@pytest.mark.scenario(85)
+def test_credit_is_bought_again_only_a_day_after_a_failure_and_within_the_months_cap():
+    asked = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=5_000)
+    now = datetime(2026, 11, 23, tzinfo=UTC)
+
+    def due(asked: AutoTopUp | None, balance: int = 5 * DOLLAR, **standing) -> bool:
+        return is_due(asked, TopUpStanding(**standing), balance_nanos=balance, now=now)
+
+    assert due(asked)
+    assert not due(None)
+    assert not due(asked, 5 * DOLLAR + 1)
+    assert not due(asked, in_flight=True)
+    assert due(asked, month_cents=2_500)
+    assert not due(asked, month_cents=2_501)
+    assert not due(asked, failed_at=now - timedelta(hours=23))
+    assert due(asked, failed_at=now - timedelta(days=1))

@@ -103,7 +103,7 @@ def test_an_adjustment_without_its_transfer_is_found_by_a_full_run(ledger, recon
     by_hand(
         ledger,
         (
-            "INSERT INTO usage_adjustments VALUES ('adj_1', :t, now(), 9, 'tr_none', now())",
+            "INSERT INTO usage_adjustments SELECT 'adj_1', :t, now(), 9, 'tr_none', now(), 9",
             {"t": tenant},
         ),
     )

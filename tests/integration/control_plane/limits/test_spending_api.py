@@ -1,8 +1,11 @@
 """How a tenant pays, through the API, and what gateways get of it."""
 
+from functools import partial
+
 import msgspec
 import pytest
 
+from billing.invoices.closing import close_tenant
 from billing.limits.spending_runner import SpendingRunner
 from billing.metering import ActiveTenants
 from control_plane.limits.changed_ceilings import ChangedCeilings
@@ -56,13 +59,13 @@ def test_what_billing_changes_is_published_by_the_worker(api, engine, published)
     tenant = api.tenant()
     api.admin.patch(f"{path_of(tenant)}/spending", json={"mode": "prepaid"}).raise_for_status()
     with engine.begin() as connection:
-        ends = connection.exec_driver_sql("SELECT clock_timestamp() + interval '600 milliseconds'").scalar_one()
+        ends = connection.exec_driver_sql("SELECT clock_timestamp() + interval '4 seconds'").scalar_one()
     body = {"kind": "promotional", "amount_nanos": 5 * DOLLAR, "expires_at": ends.isoformat()}
     api.admin.post(f"{path_of(tenant)}/credits", json=body).raise_for_status()
     assert published(tenant).spend_ceiling_nanos == 5 * DOLLAR
     with engine.begin() as connection:
         connection.exec_driver_sql("SELECT pg_sleep_until(%s)", (ends,))
-    SpendingRunner(engine, ActiveTenants()).run_once()
+    SpendingRunner(engine, ActiveTenants(), invoice_now=partial(close_tenant, engine)).run_once()
     ChangedCeilings(engine).run_once()
     assert published(tenant).spend_ceiling_nanos == 0
 

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
 from control_plane.tenants.scheduled_versions import ScheduledVersions
 from core import redis_keys
@@ -123,3 +124,73 @@ def test_an_admin_sees_what_other_prices_would_cost(api):
         assert refused.status_code == 400
         assert param in refused.text
     assert api.admin.post("/api/v1/admin/plans/pl_none/simulations", json=wanted).status_code == 404
+
+
+def drafts_of(plan) -> str:
+    return f"/api/v1/admin/plans/{plan['id']}/drafts"
+
+
+def draft(api, plan, prices=PRICES, **more):
+    return api.admin.post(drafts_of(plan), json={"limits": LIMITS, "prices": prices} | more)
+
+
+@pytest.mark.scenario(188)
+def test_of_two_admins_drafts_the_second_is_refused_because_its_base_is_outdated(api):
+    plan = api.plan()
+    first, second = (draft(api, plan, PRICES | {"output_nanos": nanos}).json() for nanos in (1, 2))
+    assert (first["base_version"], first["published_version_id"]) == (1, None)
+    published = api.admin.post(f"{drafts_of(plan)}/{first['id']}/publish", json={}).raise_for_status().json()
+    assert (published["number"], published["prices"]["output_nanos"]) == (2, 1)
+    refused = api.admin.post(f"{drafts_of(plan)}/{second['id']}/publish", json={})
+    assert (refused.status_code, refused.json()["code"]) == (409, "base_version_outdated")
+    assert "newest version is 2" in refused.json()["detail"]
+    body = {"limits": LIMITS, "prices": PRICES | {"output_nanos": 3}}
+    rewritten = api.admin.put(f"{drafts_of(plan)}/{second['id']}", json=body).raise_for_status().json()
+    assert rewritten["base_version"] == 2
+    again = api.admin.post(f"{drafts_of(plan)}/{second['id']}/publish", json={}).raise_for_status().json()
+    assert (again["number"], again["prices"]["output_nanos"]) == (3, 3)
+
+
+def test_a_published_draft_never_changes_again(api, engine):
+    plan = api.plan()
+    made = draft(api, plan).json()
+    api.admin.post(f"{drafts_of(plan)}/{made['id']}/publish", json={}).raise_for_status()
+    body = {"limits": LIMITS, "prices": PRICES}
+    for answer in (
+        api.admin.put(f"{drafts_of(plan)}/{made['id']}", json=body),
+        api.admin.post(f"{drafts_of(plan)}/{made['id']}/publish", json={}),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (409, "draft_published")
+    with engine.connect() as connection, pytest.raises(sa.exc.DBAPIError, match="it is published"):
+        connection.execute(sa.text("UPDATE plan_drafts SET prices = '{}'"))
+    (listed,) = api.admin.get(drafts_of(plan)).json()["data"]
+    assert listed["published_version_id"] is not None
+
+
+def test_a_draft_changes_no_price_and_can_be_simulated(api):
+    plan = api.plan()
+    tenant = api.tenant(plan["name"])
+    made = draft(api, plan, PRICES | {"base_fee_nanos": 5}).json()
+    assert api.admin.get("/api/v1/admin/plans").json()["data"][0]["version"] == 1
+    times = {"start": "2026-01-01T00:00:00Z", "end": "2026-02-01T00:00:00Z"}
+    found = api.admin.post(f"/api/v1/admin/plans/{plan['id']}/simulations", json={"draft": made["id"]} | times)
+    assert [each["tenant_id"] for each in found.raise_for_status().json()["data"]] == [tenant.id]
+    for body, param in (
+        (times, "draft"),
+        ({"draft": made["id"], "prices": PRICES} | times, "draft"),
+        ({"draft": made["id"], "start": "2020-01-01T00:00:00Z", "end": "2026-01-01T00:00:00Z"}, "start"),
+    ):
+        refused = api.admin.post(f"/api/v1/admin/plans/{plan['id']}/simulations", json=body)
+        assert (refused.status_code, refused.json()["param"]) == (400, param)
+    elsewhere = api.admin.post(
+        f"/api/v1/admin/plans/{api.plan()['id']}/simulations", json={"draft": made["id"]} | times
+    )
+    assert elsewhere.status_code == 404
+
+
+@pytest.mark.scenario(188)
+def test_a_version_that_names_an_old_base_is_refused(api):
+    plan = api.plan()
+    add_version(api, plan, PRICES, base_version=1).raise_for_status()
+    refused = add_version(api, plan, PRICES, base_version=1)
+    assert (refused.status_code, refused.json()["param"]) == (409, "base_version")

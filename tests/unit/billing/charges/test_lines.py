@@ -108,7 +108,10 @@ def test_unused_quantities_make_no_line():
 def test_every_posting_sums_to_zero_and_uses_an_account_once(amount_nanos, billed_nanos):
     for posting in (
         ledger.usage_posting(transfer_id="tr", amounts_nanos={"tn": amount_nanos, "tn_2": billed_nanos}),
-        ledger.invoice_posting(invoice_id="inv", tenant_id="tn", amount_nanos=amount_nanos, billed_nanos=billed_nanos),
+        ledger.invoice_posting(invoice_id="inv", tenant_id="tn", amount_nanos=amount_nanos, net_nanos=billed_nanos),
+        ledger.invoice_posting(
+            invoice_id="inv", tenant_id="tn", amount_nanos=amount_nanos, net_nanos=billed_nanos, tax_nanos=billed_nanos
+        ),
     ):
         assert sum(leg.amount_nanos for leg in posting.legs) == 0
         accounts = [leg.account for leg in posting.legs]

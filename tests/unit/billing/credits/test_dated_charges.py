@@ -6,7 +6,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.credits.dated_charges import UsageSlice, charges_of_lines, charges_so_far, distribute
+from billing.credits.dated_charges import Adjusted, UsageSlice, charges_of_lines, charges_so_far, distribute
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 END = datetime(2026, 12, 1, tzinfo=UTC)
@@ -67,8 +67,10 @@ def test_an_invoice_of_nothing_or_less_has_no_charges():
 
 def test_usage_so_far_is_lowered_by_what_was_adjusted():
     slices = [at(1, "small", 60), at(2, "large", 40), at(3, "small", -10)]
-    assert [each.amount_nanos for each in charges_so_far(slices, -45)] == [27, 18]
-    assert charges_so_far(slices, -500) == []
+    assert [each.amount_nanos for each in charges_so_far(slices, Adjusted(-45, 0), END)] == [27, 18]
+    assert [each.amount_nanos for each in charges_so_far(slices, Adjusted(-40, -5), END)] == [27, 18]
+    assert charges_so_far(slices, Adjusted(-500, 0), END) == []
+    assert owed(charges_so_far(slices[:1], Adjusted(0, 20), END)) == [(slices[0].at, "small", 60), (END, None, 20)]
 
 
 _SLICES = st.lists(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.periods import Period
-from billing.subscriptions.calendar import BillingCalendar
+from billing.subscriptions.calendar import BillingCalendar, CalendarFrom, CalendarHistory
 
 ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo")
 
@@ -79,3 +79,40 @@ def test_every_instant_lies_in_exactly_one_period(instant, interval, zone, ancho
     assert period.start <= instant < period.end
     assert calendar.period_at(period.start) == period
     assert calendar.period_at(period.end).start == period.end
+
+
+@pytest.mark.scenario(45)
+def test_a_day_on_which_the_clock_is_set_back_has_25_hours():
+    calendar = BillingCalendar(zone="America/New_York")
+    day = calendar.day_at(at("2026-11-01T05:30"))
+    assert day == calendar.day_at(at("2026-11-01T06:30")) == Period(at("2026-11-01T04:00"), at("2026-11-02T05:00"))
+
+
+@pytest.mark.scenario(93)
+def test_a_day_in_tokyo_begins_at_15_utc():
+    assert BillingCalendar(zone="Asia/Tokyo").day_at(at("2026-11-24T16:00")).start == at("2026-11-24T15:00")
+
+
+calendars = st.builds(
+    BillingCalendar,
+    interval=st.sampled_from(["week", "month", "quarter", "year"]),
+    zone=st.sampled_from(ZONES),
+    anchor=st.none() | st.dates(date(2020, 1, 1), date(2027, 12, 31)),
+)
+
+
+@pytest.mark.scenario(48)
+@given(st.lists(st.tuples(st.integers(0, 800), calendars), min_size=1, max_size=4))
+def test_periods_of_a_tenant_that_changes_its_calendar_tile_time(changes):
+    """Each change holds from the end of the period in which it is made."""
+    history = CalendarHistory()
+    made: dict[datetime, BillingCalendar] = {}
+    for days, calendar in sorted(changes, key=lambda change: change[0]):
+        made[history.period_at(at("2026-01-01") + timedelta(days=days)).end] = calendar
+        history = CalendarHistory([CalendarFrom(since, each) for since, each in sorted(made.items())])
+    start, until = at("2026-01-01"), at("2030-01-01")
+    ends = list(history.ends_between(start, until))
+    for begins, end in pairwise(ends):
+        assert begins < end
+        assert history.period_at(begins) == history.period_at(end - timedelta(microseconds=1)) == Period(begins, end)
+    assert set(made) <= {*ends, *(each for each in made if each > until)}

@@ -4,15 +4,23 @@ served.
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
-from core import redis_keys
+from control_plane.registry.adapters.pins import correct_history
+from core import db, redis_keys
 from core.contracts.routes import Pin
 from tests.fixtures.control_plane.api import LIMITS
 from tests.fixtures.control_plane.registry_rows import add_revision
 
 
+def charged(engine) -> set[str]:
+    """The engine names that tenants pay for now, by the history that billing reads."""
+    with engine.connect() as connection:
+        return set(connection.scalars(sa.text("SELECT engine_name FROM pinned_slots WHERE ends IS NULL")))
+
+
 @pytest.fixture
-def pinned(redis, relay):
+def pinned(redis, relay, engine):
     """The published engine names that replicas must keep, after all committed changes are published."""
 
     def read() -> set[str]:
@@ -20,7 +28,9 @@ def pinned(redis, relay):
             pass
         values = redis.hgetall(redis_keys.snapshot("pins"))
         assert all(msgspec.json.decode(value, type=Pin).engine_name == key.decode() for key, value in values.items())
-        return {field.decode() for field in values}
+        found = {field.decode() for field in values}
+        assert charged(engine) == found, "tenants pay for what is published"
+        return found
 
     return read
 
@@ -45,6 +55,8 @@ def test_the_revisions_that_a_pinned_name_serves_are_kept_in_memory(api, base, e
             (old["adapter_id"], tenant.id, f'{{"{old["id"]}": 1}}'),
         )
     relay.rebuild("test")
+    with db.unit_of_work(engine) as session:  # the row above was inserted behind the code's back
+        assert (correct_history(session), correct_history(session)) == (1, 0)
     assert pinned() == {old["engine_name"]}
     pin(tenant, "bot", pinned=False).raise_for_status()
     assert pinned() == set()
@@ -129,3 +141,34 @@ def test_another_tenants_adapter_cannot_be_pinned(api, base, engine):
     assert pin(theirs, "bot").status_code == 200
     unknown = theirs.http.patch("/api/v1/adapters/bot", json={"name": "x"})
     assert (unknown.status_code, unknown.json()["code"]) == (400, "unknown_field")
+
+
+def test_the_history_of_pins_is_kept_to_the_instant_and_never_changes(api, base, engine, pinned):
+    tenant = api.tenant(pinned_adapters=1)
+    tenant.adapter("bot", base)
+    name = add_revision(engine, tenant, "bot", rank=4)["engine_name"]
+    for state in (True, False, True):
+        pin(tenant, "bot", pinned=state).raise_for_status()
+    api.register(msgspec.structs.replace(base, rank_max=16, rank_classes=(8, 16))).raise_for_status()
+    with engine.connect() as connection:
+        rows = connection.execute(sa.text("SELECT * FROM pinned_slots ORDER BY begins")).mappings().all()
+        with pytest.raises(sa.exc.DBAPIError, match="refused"):
+            connection.execute(sa.text("UPDATE pin_events SET at = now()"))
+    assert [(row["engine_name"], row["tenant_id"], row["rank_class"]) for row in rows] == [
+        (name, tenant.id, 16), (name, tenant.id, 16), (name, tenant.id, 8)
+    ]  # fmt: skip
+    first, second, third = rows
+    assert first["begins"] < first["ends"] < second["begins"]
+    assert (second["ends"], third["ends"]) == (third["begins"], None)
+
+
+def test_two_changes_that_do_not_see_each_other_are_corrected(api, base, engine, pinned):
+    tenant = api.tenant(pinned_adapters=1)
+    tenant.adapter("bot", base)
+    name = add_revision(engine, tenant, "bot")["engine_name"]
+    pin(tenant, "bot").raise_for_status()
+    newer = add_revision(engine, tenant, "bot")["engine_name"]  # as if it had become ready while the pin was set
+    assert charged(engine) == {name}
+    with db.unit_of_work(engine) as session:
+        assert correct_history(session) == 1
+    assert pinned() == {newer}

@@ -7,6 +7,7 @@ import asyncio
 import os
 import secrets
 import shutil
+import threading
 
 import pytest
 
@@ -92,6 +93,28 @@ async def test_the_report_names_the_tier(make_harness, adapters, tmp_path):
         await harness.chat(other)
     tiers.append(await tier())
     assert tiers == ["store", "slot", "memory", "disk"]
+
+
+async def test_only_the_request_that_begins_a_download_reports_the_store(make_harness, adapters, monkeypatch):
+    """Tenants pay for cold loads by this report, and none that a prefetch began."""
+    harness, name, asked, gate = make_harness(), adapters(), threading.Event(), threading.Event()
+    download = RevisionStore.download_manifest
+
+    def held_back(*arguments):
+        asked.set()
+        assert gate.wait(20)
+        return download(*arguments)
+
+    monkeypatch.setattr(RevisionStore, "download_manifest", held_back)
+    prefetch = asyncio.create_task(harness.ask("POST", "/tenora/v1/prefetch", {"name": name, "tier": "disk"}))
+    assert await asyncio.to_thread(asked.wait, 20)
+    asking = asyncio.create_task(harness.chat(name, stream=True))
+    flights = harness.adapters.disk._cache._flights
+    while sum(flight.waiters.total() for flight in flights.values()) < 2:
+        await asyncio.sleep(0.01)
+    gate.set()
+    assert (await prefetch).json["tier"] == "store"
+    assert b'"tier":"disk"' in (await asking).body
 
 
 async def test_a_request_without_the_header_gets_its_adapter_from_its_body(make_harness, adapters):

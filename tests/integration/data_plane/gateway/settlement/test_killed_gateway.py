@@ -5,9 +5,11 @@ import signal
 import threading
 
 import httpx
+import msgspec
 import pytest
 
 from core import redis_keys
+from core.contracts.engine_usage import EndedRequest, EngineUsageReport
 from core.contracts.usage import CHECKPOINT_TOKENS_MAX
 from tests.conftest import wait_until
 from tests.fixtures import processes
@@ -50,6 +52,15 @@ def killed_under_streams(stack, tenant, name: str, *, stream: bool = True) -> No
             thread.join()
 
 
+def told_by_engines(stack) -> dict[str, EndedRequest]:
+    """The final counts that engines have reported by request id."""
+    reports = [
+        msgspec.json.decode(fields[b"report"], type=EngineUsageReport)
+        for _, fields in stack.client.xrange(redis_keys.ENGINE_USAGE)
+    ]
+    return {request.request_id: request for report in reports for request in report.requests}
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["streams", "whole answers"])
 def test_each_orphan_is_billed_by_its_last_checkpoint(stack, tenant, stream):
     stack.witness.faults(token_interval_s=0.02, output_tokens=1000)
@@ -65,6 +76,12 @@ def test_each_orphan_is_billed_by_its_last_checkpoint(stack, tenant, stream):
         assert 0 <= produced.output_tokens - event.output_tokens <= CHECKPOINT_TOKENS_MAX
         assert event.kv_measured
         assert 0 < event.kv_page_ms <= produced.kv_page_ms
+    ended = wait_until(lambda: set(journal) <= (told := told_by_engines(stack)).keys() and told, what="the engine")
+    for name, produced in journal.items():
+        one = ended[name]
+        assert (one.tenant_id, one.prompt_tokens, one.output_tokens) == (
+            tenant.id, produced.prompt_tokens, produced.output_tokens,
+        )  # fmt: skip
     wait_until(tenant.holds_nothing, what="holds to return")
     used = sum(event.input_tokens + event.output_tokens for event in events)
     assert tenant.quota()["month_used"] == used

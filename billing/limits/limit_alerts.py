@@ -1,0 +1,121 @@
+"""Alerts tenants when they reach parts of their spending limits and of their commitment.
+
+It looks at tenants whose usage was recorded, in a thread of its own, so recording never waits for it. Each threshold
+of a limit is written once in its window, in order, whatever this process remembers: its key is unique.
+"""
+
+import time
+from collections.abc import Collection
+from datetime import datetime
+from typing import Final, cast
+
+import msgspec
+import redis as redis_client
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from billing.credits.open_usage import read_adjusted
+from billing.each_tenant import each_tenant
+from billing.limits import spend_limits
+from billing.limits.spend_limits import spent_in
+from billing.limits.views import SpendLimitView
+from billing.metering import ActiveTenants
+from billing.notifications import outbox, thresholds
+from billing.notifications.thresholds import Alert
+from billing.periods import Period, month_start
+from billing.prices import price_book
+from billing.subscriptions.terms import calendar_of
+from billing.usage.models import UsageMonth
+from core import redis_keys
+from core.contracts.grants import TenantGrant
+from core.db import database_now, unit_of_work
+from core.spend_windows import WindowBounds, window_at
+
+_TENANT: Final = msgspec.json.Decoder(TenantGrant)
+_REMEMBERED_MAX: Final = 20_000
+
+
+class LimitAlerts:
+    """One worker's look at the tenants that it recorded usage for, each at most once in ``every_ms``."""
+
+    def __init__(
+        self, engine: sa.Engine, redis: redis_client.Redis, active: ActiveTenants, *, every_ms: int = 2_000
+    ) -> None:
+        self._engine = engine
+        self._redis = redis
+        self._active = active
+        self._every_ns = every_ms * 1_000_000
+        self._waiting: set[str] = set()
+        self._looked_at: dict[str, int] = {}
+        self._written: set[tuple[str, str]] = set()
+
+    def run_once(self) -> None:
+        """Look at every tenant that is due. Those that fail are due again at the next run."""
+        self._waiting |= self._active.take()
+        now = time.monotonic_ns()
+        self._looked_at = {each: at for each, at in self._looked_at.items() if now - at < self._every_ns}
+        due = sorted(self._waiting - self._looked_at.keys())
+        grants = self._grants(due)
+        failed = each_tenant(due, "limit alerts", lambda tenant_id: self._look(tenant_id, grants.get(tenant_id)))
+        self._looked_at |= dict.fromkeys(due, now)
+        self._waiting = self._waiting.difference(due).union(failed)
+
+    def _grants(self, tenant_ids: Collection[str]) -> dict[str, TenantGrant]:
+        if not tenant_ids:
+            return {}
+        ids = list(tenant_ids)
+        values = cast("list[bytes | None]", self._redis.hmget(redis_keys.snapshot("tenants"), ids))
+        return {each: _TENANT.decode(value) for each, value in zip(ids, values, strict=True) if value is not None}
+
+    def _look(self, tenant_id: str, grant: TenantGrant | None) -> None:
+        with unit_of_work(self._engine) as session:
+            alerts = due_alerts(session, tenant_id, None if grant is None else grant.limits.spend_nanos_per_month)
+            new = [each for each in alerts if (tenant_id, each.dedupe_key) not in self._written]
+            outbox.raise_alerts(session, tenant_id, new)
+        if len(self._written) > _REMEMBERED_MAX:
+            self._written.clear()
+        self._written |= {(tenant_id, each.dedupe_key) for each in new}
+
+
+def due_alerts(session: Session, tenant_id: str, month_limit_nanos: int | None) -> list[Alert]:
+    """Every threshold that the tenant has reached, in the order of its limits. ``month_limit_nanos`` is what its plan
+    allows in a UTC month.
+    """
+    now = database_now(session)
+    alerts: list[Alert] = []
+    if month_limit_nanos is not None:
+        alerts += thresholds.spend_alerts(
+            scope_id=f"{tenant_id}:plan-month",
+            scope="Your account",
+            period=Period(*window_at("UTC", "month", now)),
+            before_nanos=0,
+            after_nanos=_charged_in_month(session, tenant_id, month_start(now)),
+            limit_nanos=month_limit_nanos,
+        )
+    for limit in spend_limits.list_limits(session, tenant_id):
+        alerts += thresholds.spend_alerts(
+            scope_id=f"{limit.id}:{limit.window}",
+            scope=_named(limit),
+            period=Period(limit.window_start, limit.window_end),
+            before_nanos=0,
+            after_nanos=limit.spent_nanos,
+            limit_nanos=limit.amount_nanos,
+        )
+    card = price_book.load(session, [tenant_id]).in_force(tenant_id, now)
+    if card is not None and card.card.commitment_nanos and card.card.commitment_interval == "period":
+        period = calendar_of(session, tenant_id, now).period_at(now)
+        adjusted = read_adjusted(session, tenant_id, period)
+        used = spent_in(session, tenant_id, WindowBounds(*period)) + adjusted.usage_nanos + adjusted.other_nanos
+        alerts += thresholds.commitment_alerts(
+            period=period, before_nanos=0, after_nanos=used, commitment_nanos=card.card.commitment_nanos
+        )
+    return alerts
+
+
+def _charged_in_month(session: Session, tenant_id: str, month: datetime) -> int:
+    total = sa.cast(sa.func.coalesce(sa.func.sum(UsageMonth.amount_nanos), 0), sa.BigInteger)
+    return session.exec(select(total).where(UsageMonth.tenant_id == tenant_id, col(UsageMonth.month) == month)).one()
+
+
+def _named(limit: SpendLimitView) -> str:
+    return "Your account" if limit.scope == "tenant" else f"The {limit.scope} {limit.subject_id}"

@@ -1,0 +1,223 @@
+"""Fees, included usage, discounts and calendars on invoices and on the ledger, over several closes."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from billing import ledger
+from billing.charges.adjustment_runner import AdjustmentRunner
+from billing.charges.period import period_lines
+from billing.invoices.schedule import PeriodSchedule
+from billing.ledger import AccountRef
+from billing.metering import ActiveTenants
+from billing.periods import Period
+from billing.prices import overrides
+from billing.prices.card import IncludedUsage, PriceCard
+from billing.simulation.what_if import simulate
+from billing.subscriptions import assignments, discounts, terms
+from billing.subscriptions.billed_until import billed_until_of, lock_billed_until
+from billing.subscriptions.calendar import BillingCalendar
+from billing.subscriptions.discounts import NewDiscount
+from core import clock
+from core.db import unit_of_work
+from tests.integration.billing.conftest import PRICES
+
+CARD = PriceCard.of_all_models(PRICES)
+DOLLAR = 1_000_000_000
+NO_GRACE = timedelta(0)
+
+
+def card(**changes) -> PriceCard:
+    return msgspec.structs.replace(CARD, **changes)
+
+
+def month_start(now: datetime, *, ago: int) -> datetime:
+    year, month = divmod(now.year * 12 + now.month - 1 - ago, 12)
+    return datetime(year, month + 1, 1, tzinfo=UTC)
+
+
+def joined(stage, tenant: str, at: datetime) -> None:
+    """Move the tenant's first plan, and what was granted to it, back to an instant."""
+    for table, column in (("plan_assignments", "created_at"), ("discounts", "effective_from")):
+        stage.change(f"ALTER TABLE {table} DISABLE TRIGGER USER")
+        stage.change(f"UPDATE {table} SET {column} = :at WHERE tenant_id = :t", at=at, t=tenant)
+        stage.change(f"ALTER TABLE {table} ENABLE TRIGGER USER")
+
+
+def amounts(stage, tenant: str) -> list[tuple[datetime, str, int]]:
+    """The lines of a tenant that are no usage: the start of the invoice's period, kind and nanodollars."""
+    rows = stage.rows(
+        "SELECT i.period_start, l.kind, l.amount_nanos FROM invoice_lines l JOIN invoices i ON i.id = l.invoice_id"
+        " WHERE i.tenant_id = :t AND l.unit = 'amount' ORDER BY i.period_start, l.position",
+        t=tenant,
+    )
+    return [(row["period_start"], row["kind"], row["amount_nanos"]) for row in rows]
+
+
+def unbilled(stage, tenant: str) -> int:
+    with unit_of_work(stage.engine) as session:
+        return ledger.balance_nanos(session, AccountRef("usage_unbilled", tenant))
+
+
+def test_a_fee_in_advance_is_billed_without_usage_month_after_month(stage):
+    tenant = stage.tenant(card=card(base_fee_nanos=20 * DOLLAR, base_fee_when="advance"))
+    months = [month_start(stage.now(), ago=ago) for ago in (2, 1, 0)]
+    joined(stage, tenant, months[0])
+    PeriodSchedule(stage.engine, grace=NO_GRACE).run_once()
+    assert amounts(stage, tenant) == [
+        (months[0], "base_fee", 20 * DOLLAR),
+        (months[0], "base_fee", 20 * DOLLAR),
+        (months[1], "base_fee", 20 * DOLLAR),
+    ]
+    assert unbilled(stage, tenant) == 0
+    assert stage.reconcile().ledger_drift_nanos == 0
+    assert stage.value("SELECT coalesce(sum(amount_nanos), 0) FROM usage_months") == 0  # fees are no spending
+
+
+@pytest.mark.scenario(37)
+def test_a_coupon_is_used_up_over_several_invoices(stage):
+    tenant = stage.tenant(card=card(base_fee_nanos=9 * DOLLAR))
+    with unit_of_work(stage.engine) as session:
+        discounts.grant(session, tenant, NewDiscount(name="welcome", amount_nanos=15 * DOLLAR, duration="once"))
+    months = [month_start(stage.now(), ago=ago) for ago in (3, 2, 1)]
+    joined(stage, tenant, months[0])
+    PeriodSchedule(stage.engine, grace=NO_GRACE).run_once()
+    assert [each for each in amounts(stage, tenant) if each[1] == "coupon"] == [
+        (months[0], "coupon", -9 * DOLLAR),
+        (months[1], "coupon", -6 * DOLLAR),
+    ]
+    totals = stage.rows("SELECT total_cents FROM invoices WHERE tenant_id = :t ORDER BY period_start", t=tenant)
+    assert [row["total_cents"] for row in totals] == [0, 300, 900]
+    assert stage.reconcile().ledger_drift_nanos == 0
+
+
+def test_included_usage_is_corrected_on_the_ledger_and_free_on_the_invoice(stage):
+    pool = IncludedUsage(quantity="output_tokens", units=1_000)
+    tenant = stage.tenant(card=card(included=(pool,)))
+    joined(stage, tenant, month_start(stage.now(), ago=0))
+    stage.bill(stage.event(tenant, output_tokens=700, kv_page_ms=0, input_tokens=0, cached_tokens=0))
+    runner = AdjustmentRunner(stage.engine, stage.redis, ActiveTenants(), price_age_max=timedelta(days=1))
+    assert unbilled(stage, tenant) == 700 * 600
+    assert runner.adjust_tenant(tenant)
+    assert unbilled(stage, tenant) == 0
+    assert not runner.adjust_tenant(tenant)
+    stage.close()
+    stage.bill(stage.event(tenant, output_tokens=400, kv_page_ms=0, input_tokens=0, cached_tokens=0))
+    (second,) = stage.close()
+    assert second.amount_nanos == 100 * 600  # the pool is of the month, not of the invoice
+    lines = stage.invoice(second.id).lines
+    assert [(line.quantity, line.unit_price_nanos) for line in lines] == [(300, 0), (100, 600)]
+    assert stage.reconcile().ledger_drift_nanos == 0
+    assert stage.reconcile().unbilled_tokens == 0
+
+
+def test_a_percentage_is_not_counted_as_less_spending(stage):
+    tenant = stage.tenant()
+    with unit_of_work(stage.engine) as session:
+        discounts.grant(session, tenant, NewDiscount(name="partner", percent_hundredths=1_000))
+    stage.bill(stage.event(tenant))
+    recorded = stage.value("SELECT sum(amount_nanos) FROM usage_records")
+    (invoice,) = stage.close()
+    assert invoice.amount_nanos == recorded - recorded // 10
+    assert stage.value("SELECT sum(amount_nanos) FROM usage_months") == recorded
+    assert stage.reconcile().ledger_drift_nanos == 0
+
+
+@pytest.mark.scenario(48)
+def test_a_new_zone_holds_from_the_next_period_and_no_instant_is_billed_twice(stage):
+    tenant = stage.tenant()
+    now = stage.now()
+    last, this = month_start(now, ago=1), month_start(now, ago=0)
+    joined(stage, tenant, last)
+    with unit_of_work(stage.engine) as session:
+        terms.set_first_calendar(session, tenant, BillingCalendar(zone="UTC"))
+    stage.change("ALTER TABLE tenant_calendars DISABLE TRIGGER USER")
+    stage.change("INSERT INTO tenant_calendars VALUES (:t, :at, now(), 'week', 'Asia/Tokyo', NULL)", t=tenant, at=this)
+    stage.change("ALTER TABLE tenant_calendars ENABLE TRIGGER USER")
+    with unit_of_work(stage.engine) as session:
+        history = terms.calendars_of(session, tenant)
+        assert terms.calendar_of(session, tenant, last).interval == "month"
+        assert terms.calendar_of(session, tenant, now).zone == "Asia/Tokyo"
+    for hour in range(0, 40 * 24, 6):
+        settled = last + timedelta(hours=hour)
+        if settled < now:
+            stage.publish(stage.event(tenant, settled_at_ms=clock.to_ms(settled)))
+    stage.drain()
+    PeriodSchedule(stage.engine, grace=NO_GRACE).run_once()
+    stage.close()
+    periods = stage.rows("SELECT period_start, period_end FROM invoices WHERE tenant_id = :t ORDER BY 1", t=tenant)
+    assert [row["period_start"] for row in periods[1:]] == [row["period_end"] for row in periods[:-1]]
+    assert periods[0]["period_end"] == this
+    assert periods[1]["period_end"] == history.period_at(this).end
+    assert stage.reconcile().unbilled_tokens == 0
+    used = stage.value("SELECT sum(input_tokens + output_tokens) FROM usage_records")
+    assert stage.reconcile().invoiced_tokens == used
+
+
+@pytest.mark.scenario(55)
+def test_requests_on_both_sides_of_a_plan_change_are_priced_by_their_version(stage):
+    tenant, other = stage.tenant(), stage.tenant(card=card(output_nanos=900))
+    before = [stage.event(tenant, output_tokens=1, settled_at_ms=stage.ago_ms(seconds=5)) for _ in range(25)]
+    with unit_of_work(stage.engine) as session:
+        assignments.assign_plan(session, tenant_id=tenant, plan_id=stage.plan_of(other))
+    after = [stage.event(tenant, output_tokens=1, started_at_ms=clock.now_ms() + 1) for _ in range(25)]
+    stage.bill(*before, *after)
+    (invoice,) = stage.close()
+    outputs = [line for line in stage.invoice(invoice.id).lines if line.kind == "output_tokens"]
+    assert sorted((line.quantity, line.unit_price_nanos) for line in outputs) == [(25, 600), (25, 900)]
+    assert stage.dead_letters() == []
+
+
+def test_prices_of_a_tenants_own_rate_its_usage_until_they_end(stage):
+    tenant = stage.tenant()
+    with unit_of_work(stage.engine) as session:
+        made = overrides.add(session, tenant_id=tenant, card=card(output_nanos=1))
+    own = stage.event(tenant, output_tokens=10, started_at_ms=clock.now_ms() + 1)
+    stage.bill(own)
+    with unit_of_work(stage.engine) as session:
+        overrides.end(session, tenant_id=tenant)
+    stage.bill(stage.event(tenant, output_tokens=10, started_at_ms=clock.now_ms() + 1))
+    rows = stage.rows("SELECT output_nanos, price_version_id FROM usage_records ORDER BY request_id")
+    assert [row["output_nanos"] for row in rows] == [10, 6_000]
+    assert rows[0]["price_version_id"] == made.price_version_id
+
+
+@pytest.mark.scenario(186)
+def test_a_simulation_has_fees_discounts_and_the_commitment_that_a_close_would_have(stage):
+    drafted = card(
+        output_nanos=700,
+        base_fee_nanos=3 * DOLLAR,
+        base_fee_when="advance",
+        commitment_nanos=50 * DOLLAR,
+        included=(IncludedUsage(quantity="output_tokens", units=5_000),),
+    )
+    start = month_start(stage.now(), ago=1)
+    period = Period(start, month_start(stage.now(), ago=0))
+
+    def tenant_on(price_card: PriceCard) -> str:
+        tenant = stage.tenant(card=price_card)
+        with unit_of_work(stage.engine) as session:
+            discounts.grant(session, tenant, NewDiscount(name="partner", percent_hundredths=2_500))
+        joined(stage, tenant, start)
+        stage.bill(
+            *(
+                stage.event(tenant, output_tokens=900, settled_at_ms=clock.to_ms(start) + 1_000 * second)
+                for second in range(20)
+            )
+        )
+        return tenant
+
+    tried, real = tenant_on(CARD), tenant_on(drafted)
+    with unit_of_work(stage.engine) as session:
+        (found,) = simulate(
+            session, plan_id=stage.plan_of(tried), card=drafted, start=start, end=period.end, after="", limit=10
+        )
+    with unit_of_work(stage.engine) as session:
+        lock_billed_until(session, real)
+        lines = period_lines(session, real, period, closing=True)
+    assert found.simulated_nanos == sum(line.amount_nanos for line in lines)
+    assert found.simulated_nanos == 50 * DOLLAR
+    assert {line.kind for line in found.lines} >= {"base_fee", "discount", "commitment", "output_tokens"}
+    with unit_of_work(stage.engine) as session:
+        assert billed_until_of(session, tried) is None

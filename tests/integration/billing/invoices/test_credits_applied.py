@@ -1,0 +1,76 @@
+"""Credits on invoices: promotional ones lower the taxable amount, paid ones and the balance are payments."""
+
+from datetime import timedelta
+
+import pytest
+
+from billing import ledger
+from billing.credits.lots import grant
+from billing.invoices import closing
+from billing.invoices.drafts import read_drafts
+from billing.invoices.queries import read_document
+from billing.ledger import AccountRef
+from billing.tax import profiles, sources
+from billing.tax.parties import Seller
+from core.contracts.grants import Prices
+from core.db import unit_of_work
+from core.money import NANOS_PER_DOLLAR
+
+CENT = Prices(input_nanos=10_000_000, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
+
+
+@pytest.fixture
+def tenant(stage) -> str:
+    """A tenant with $10 of promotional and $50 of paid credit, in a country with 19 % VAT."""
+    tenant = stage.tenant(CENT)
+    with unit_of_work(stage.engine) as session:
+        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
+        sources.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
+        for kind, dollars in (("promotional", 10), ("paid", 50)):
+            grant(
+                session,
+                tenant_id=tenant,
+                kind=kind,
+                amount_nanos=dollars * NANOS_PER_DOLLAR,
+                priority=0,
+                effective_from=None,
+                expires_at=None,
+                models=(),
+                reference=kind,
+            )
+    return tenant
+
+
+def balance(stage, kind: str, tenant: str) -> int:
+    with unit_of_work(stage.engine) as session:
+        return ledger.balance_nanos(session, AccountRef(kind, tenant)) // 10_000_000
+
+
+@pytest.mark.scenario(88)
+def test_promotional_credit_lowers_the_tax_and_paid_credit_pays_it(stage, tenant):
+    stage.bill(stage.event(tenant, input_tokens=3_000, cached_tokens=0, output_tokens=0, kv_page_ms=0))
+    draft = read_drafts(stage.engine, tenant, grace=timedelta(hours=1))[-1]
+    assert (draft.net_cents, draft.tax_cents, draft.total_cents) == (2_000, 380, 2_380)
+    made = closing.close_tenant(stage.engine, tenant, stage.now())
+    assert (made.amount_nanos, made.net_cents, made.tax_cents) == (30 * NANOS_PER_DOLLAR, 2_000, 380)
+    assert (made.total_cents, made.paid_cents, made.amount_due_cents, made.status) == (2_380, 2_380, 0, "paid")
+    with unit_of_work(stage.engine) as session:
+        shown = read_document(session, made.id)
+    assert [credit.amount_cents for credit in shown.credits] == [1_000]
+    assert [(payment.source, payment.amount_cents) for payment in shown.payments] == [("credits", 2_380)]
+    assert balance(stage, "credits_paid", tenant) == -2_620
+    assert balance(stage, "credits_promotional", tenant) == 0
+    assert balance(stage, "usage_unbilled", tenant) == 0
+    assert balance(stage, "receivable", tenant) == 0
+
+
+def test_an_invoice_over_nothing_that_credits_pay_is_a_document_and_is_not_announced(stage, tenant):
+    stage.bill(stage.event(tenant, input_tokens=900, cached_tokens=0, output_tokens=0, kv_page_ms=0))
+    made = closing.close_tenant(stage.engine, tenant, stage.now())
+    assert (made.number, made.total_cents, made.status) == ("TNR-000001", 0, "paid")
+    assert stage.value("SELECT count(*) FROM notifications") == 0
+    stage.bill(stage.event(tenant, input_tokens=900, cached_tokens=0, output_tokens=0, kv_page_ms=0))
+    second = closing.close_tenant(stage.engine, tenant, stage.now())
+    assert stage.rows("SELECT dedupe_key, event_type FROM notifications") == [
+        {"dedupe_key": f"invoice.finalized:{second.id}", "event_type": "invoice.finalized"}
+    ]

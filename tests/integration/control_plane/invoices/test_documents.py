@@ -1,0 +1,215 @@
+"""Invoices through the API: drafts, credit notes, payments, endings, billing profiles and tax."""
+
+import json
+import os
+import re
+import secrets
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from billing.metering import Meter
+from billing.settings import BillingSettings
+from billing.stream import UsageStream
+from core import clock, redis_keys
+from core.contracts.usage import UsageEvent
+from core.ids import new_id
+
+DOLLAR = {"input_nanos": 1_000_000_000, "cached_input_nanos": 0, "output_nanos": 0, "kv_page_second_nanos": 0}
+SELLER = {"legal_name": "Tenora GmbH", "address": ["Weg 1", "10115 Berlin"], "country": "DE", "tax": "fixed"}
+
+
+@pytest.fixture
+def desk(api, engine, redis):
+    return Desk(api, engine, redis)
+
+
+class Desk:
+    """A tenant that pays a dollar a token."""
+
+    def __init__(self, api, engine, redis) -> None:
+        self.api, self.admin = api, api.admin
+        self.tenant = api.tenant(api.plan(prices=DOLLAR)["name"])
+        self._redis = redis
+        self._stream = UsageStream(redis, "tests")
+        self._stream.ensure_group()
+        self._meter = Meter(engine, self._stream, BillingSettings())
+
+    def use(self, dollars: int) -> None:
+        now = clock.now_ms()
+        event = UsageEvent(
+            request_id=new_id("req"), tenant_id=self.tenant.id, key_id=self.tenant.key_id, base_model="tiny-instruct",
+            adapter_id=None, revision_id=None, replica_id="rep_1", outcome="done", started_at_ms=now - 100,
+            settled_at_ms=now - 50, input_tokens=dollars, cached_tokens=0, output_tokens=0, kv_page_ms=0,
+        )  # fmt: skip
+        self._redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
+        self._meter.process(self._stream.read(count=1, block_ms=None))
+
+    def invoice(self, dollars: int) -> dict:
+        self.use(dollars)
+        closed = self.admin.post("/api/v1/admin/billing/close", json={"until": "now"}).raise_for_status().json()
+        (invoice,) = (each for each in closed["invoices"] if each["tenant_id"] == self.tenant.id)
+        return invoice
+
+    def act(self, invoice: dict, act: str, body: dict, **headers: str):
+        return self.admin.post(f"/api/v1/admin/invoices/{invoice['id']}/{act}", json=body, headers=headers)
+
+    def vat(self) -> None:
+        self.admin.put("/api/v1/admin/billing/seller", json=SELLER).raise_for_status()
+        rate = {"country": "DE", "name": f"VAT {secrets.token_hex(2)}", "rate_ppm": 190_000}
+        self.admin.post("/api/v1/admin/billing/tax-rates", json=rate).raise_for_status()
+
+
+def test_a_draft_follows_usage_and_a_close_finalizes_it(desk):
+    assert desk.tenant.http.get("/api/v1/invoices/draft").json()["drafts"][-1]["total_cents"] == 0
+    desk.use(2)
+    (draft,) = desk.tenant.http.get("/api/v1/invoices/draft").json()["drafts"]
+    assert (draft["total_cents"], draft["ended"], draft["lines"][0]["quantity"]) == (200, False, "2")
+    desk.use(3)
+    path = f"/api/v1/admin/tenants/{desk.tenant.id}/invoice-drafts"
+    assert desk.admin.get(path).json()["drafts"][0]["total_cents"] == 500
+    invoice = desk.invoice(1)
+    assert (invoice["total_cents"], invoice["status"]) == (600, "open")
+    assert desk.tenant.http.get("/api/v1/invoices/draft").json()["drafts"][-1]["total_cents"] == 0
+    assert desk.admin.get("/api/v1/admin/tenants/tn_none/invoice-drafts").status_code == 404
+
+
+@pytest.mark.scenario(123)
+def test_a_credit_note_is_issued_once_for_an_idempotency_key(desk):
+    invoice = desk.invoice(100)
+    body = {"amount_cents": 3_000, "reason": "outage", "to": "balance"}
+    first = desk.act(invoice, "credit-notes", body, **{"idempotency-key": "note-1"})
+    again = desk.act(invoice, "credit-notes", body, **{"idempotency-key": "note-1"})
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert again.json() == first.json()
+    assert again.headers["idempotent-replayed"] == "true"
+    shown = desk.tenant.http.get(f"/api/v1/invoices/{invoice['id']}").json()
+    assert (shown["amount_due_cents"], len(shown["credit_notes"])) == (7_000, 1)
+    note = shown["credit_notes"][0]
+    assert desk.tenant.http.get(f"/api/v1/credit-notes/{note['id']}").json() == note
+    assert desk.tenant.http.get("/api/v1/credit-notes").json()["data"] == [note]
+    assert note in desk.admin.get("/api/v1/admin/credit-notes").json()["data"]
+    assert desk.api.tenant().http.get(f"/api/v1/credit-notes/{note['id']}").status_code == 404
+
+
+@pytest.mark.scenario(117)
+def test_what_cannot_be_corrected_is_refused_with_code_field_and_fix(desk):
+    invoice = desk.invoice(100)
+    reason = {"reason": "agreed"}
+    for act, body, status, code, param in (
+        ("credit-notes", reason, 400, "invalid_value", "amount_cents"),
+        ("credit-notes", reason | {"amount_cents": 0}, 400, "invalid_value", "amount_cents"),
+        ("credit-notes", reason | {"amount_cents": 10_001}, 409, "credit_exceeds_invoice", "amount_cents"),
+        ("credit-notes", reason | {"amount_cents": 1.5}, 400, "invalid_value", "amount_cents"),
+        ("credit-notes", reason | {"line_id": "il_none"}, 404, "line_not_found", "line_id"),
+        ("credit-notes", reason | {"amount_cents": 1, "to": "refund", "more": 1}, 400, "unknown_field", "more"),
+        ("payments", {"amount_cents": -1, "reference": "x"}, 400, "invalid_value", "amount_cents"),
+        ("void", {}, 400, "missing_field", "reason"),
+    ):
+        answer = desk.act(invoice, act, body)
+        assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+        assert answer.json().get("param") in {param, None}
+        assert answer.json()["detail"]
+    assert desk.act(invoice, "payments", {"amount_cents": 10_000, "reference": "bank-1"}).json()["status"] == "paid"
+    refused = desk.act(invoice, "void", reason)
+    assert (refused.status_code, refused.json()["code"]) == (409, "invoice_not_open")
+    unknown = desk.admin.post("/api/v1/admin/invoices/inv_none/void", json=reason)
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "invoice_not_found")
+
+
+@pytest.mark.scenario(122)
+def test_an_overpayment_is_the_tenants_balance_and_pays_the_next_invoice(desk):
+    invoice = desk.invoice(10)
+    desk.act(invoice, "payments", {"amount_cents": 1_500, "reference": "bank-1"}).raise_for_status()
+    assert desk.tenant.http.get("/api/v1/customer-balance").json() == {"balance_cents": 500, "currency": "usd"}
+    second = desk.invoice(4)
+    assert (second["status"], second["paid_cents"]) == ("paid", 400)
+    assert desk.tenant.http.get("/api/v1/customer-balance").json()["balance_cents"] == 100
+    listed = desk.admin.get("/api/v1/admin/invoices", params={"tenant_id": desk.tenant.id, "status": "paid"}).json()
+    assert [each["id"] for each in listed["data"]] == [second["id"], invoice["id"]]
+
+
+@pytest.mark.scenario(121)
+def test_an_invoice_is_voided_or_written_off_by_an_admin(desk):
+    first, second = desk.invoice(1), desk.invoice(2)
+    assert desk.act(first, "void", {"reason": "wrong tenant"}).json()["status"] == "void"
+    assert desk.act(second, "write-off", {"reason": "insolvent"}).json()["status"] == "uncollectible"
+    shown = desk.admin.get(f"/api/v1/admin/invoices/{second['id']}").json()
+    assert [event["kind"] for event in shown["events"]] == ["finalized", "open", "uncollectible"]
+
+
+def test_the_parties_are_frozen_in_the_invoice(desk):
+    desk.vat()
+    profile = {"legal_name": "Ακμή Α.Ε.", "address": ["Οδός 1"], "country": "DE", "email": "pay@acme.example"}
+    assert desk.tenant.http.get("/api/v1/billing-profile").json()["legal_name"] == "Acme"
+    desk.tenant.http.put("/api/v1/billing-profile", json=profile).raise_for_status()
+    invoice = desk.invoice(65)
+    assert (invoice["net_cents"], invoice["tax_cents"], invoice["total_cents"]) == (6_500, 1_235, 7_735)
+    desk.tenant.http.put("/api/v1/billing-profile", json=profile | {"legal_name": "Other"}).raise_for_status()
+    shown = desk.tenant.http.get(f"/api/v1/invoices/{invoice['id']}").json()
+    assert (shown["buyer"]["legal_name"], shown["seller"]["legal_name"]) == ("Ακμή Α.Ε.", "Tenora GmbH")
+    assert sum(line["tax_cents"] for line in shown["lines"]) == 1_235
+
+
+@pytest.mark.scenario(126)
+def test_an_impossible_vat_id_is_refused_at_entry(desk):
+    for body, code, param in (
+        ({"country": "DE", "vat_id": "DE136695977"}, "invalid_vat_id", "vat_id"),
+        ({"country": "FR", "vat_id": "DE136695976"}, "invalid_vat_id", "vat_id"),
+        ({"vat_id": "DE136695976"}, "country_missing", "country"),
+        ({"country": "Germany"}, "invalid_value", "country"),
+    ):
+        answer = desk.tenant.http.put("/api/v1/billing-profile", json={"legal_name": "Acme"} | body)
+        assert (answer.status_code, answer.json()["code"], answer.json()["param"]) == (400, code, param)
+    good = {"legal_name": "Acme", "country": "DE", "vat_id": "de 136 695 976"}
+    assert desk.tenant.http.put("/api/v1/billing-profile", json=good).json()["vat_id"] == "DE136695976"
+
+
+@pytest.mark.scenario(127)
+def test_only_an_admin_exempts_a_tenant_from_tax(desk):
+    own = {"legal_name": "Acme", "exempt_from": "2020-01-01"}
+    assert desk.tenant.http.put("/api/v1/billing-profile", json=own).status_code == 400
+    path = f"/api/v1/admin/tenants/{desk.tenant.id}/billing-profile"
+    desk.admin.put(path, json=own).raise_for_status()
+    desk.tenant.http.put("/api/v1/billing-profile", json={"legal_name": "Acme AG"}).raise_for_status()
+    assert desk.admin.get(path).json()["exempt_from"] == "2020-01-01"
+    backwards = own | {"exempt_until": "2019-01-01"}
+    answer = desk.admin.put(path, json=backwards)
+    assert (answer.status_code, answer.json()["param"]) == (400, "exempt_until")
+
+
+def test_rates_begin_in_the_future_and_once(desk):
+    rate = {"country": "AT", "name": "USt", "rate_ppm": 200_000, "effective_from": "2099-01-01T00:00:00Z"}
+    post = "/api/v1/admin/billing/tax-rates"
+    assert desk.admin.post(post, json=rate).status_code == 201
+    assert desk.admin.post(post, json=rate).json()["code"] == "tax_rate_exists"
+    past = desk.admin.post(post, json=rate | {"effective_from": "2020-01-01T00:00:00Z"})
+    assert (past.status_code, past.json()["param"]) == (400, "effective_from")
+    assert rate["name"] in [each["name"] for each in desk.admin.get(post).json()["rates"]]
+
+
+def test_the_call_in_the_how_to_issues_a_note(desk):
+    page = (Path(__file__).parents[4] / "docs" / "how-to" / "correct-invoices.md").read_text()
+    (command,) = re.findall(r"```bash\n(curl.*?)```", page, flags=re.DOTALL)
+    env = {
+        "TENORA_CONTROL_URL": desk.api.url,
+        "TENORA_ADMIN_KEY": desk.api.admin_secret,
+        "INVOICE": desk.invoice(100)["id"],
+        "PATH": os.environ["PATH"],
+    }
+    cafile = [] if not desk.api.url.startswith("https") else ["-k"]
+    shell = command.replace("curl ", " ".join(["curl -sS", *cafile, ""]), 1)
+    done = subprocess.run(["bash", "-c", shell], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["net_cents"] == 3_000
+
+
+def test_every_refusal_that_the_how_to_names_exists():
+    root = Path(__file__).parents[4]
+    page = (root / "docs" / "how-to" / "correct-invoices.md").read_text()
+    known = (root / "docs" / "reference" / "errors.md").read_text()
+    codes = re.findall(r"`([a-z]+(?:_[a-z]+)+)`", page[page.index("## Refusals") : page.index("## Seller")])
+    assert len(codes) == 6
+    assert [code for code in codes if f"`{code}`" not in known] == []

@@ -1,0 +1,266 @@
+"""An admin changes a tenant's terms; gateways and billing follow, and wrong bodies are refused by field."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from billing.invoices.schedule import PeriodSchedule
+from control_plane import database_roles
+from control_plane.tenants.scheduled_versions import ScheduledVersions
+from core import db, redis_keys
+from core.contracts.grants import TenantGrant
+from tests.conftest import wait_until
+from tests.fixtures.control_plane.api import PRICES
+from tests.fixtures.least_privilege import as_role
+
+DOLLAR = 1_000_000_000
+
+
+def drain(relay) -> None:
+    while relay.run_once():
+        pass
+
+
+def grant(redis, tenant) -> TenantGrant:
+    return msgspec.json.decode(redis.hget(redis_keys.snapshot("tenants"), tenant.id), type=TenantGrant)
+
+
+def url(tenant, what: str) -> str:
+    return f"/api/v1/admin/tenants/{tenant.id}/{what}"
+
+
+def assigned(engine, tenant) -> list[tuple[str, datetime]]:
+    """The plans of a tenant in the order in which they hold, of equal instants the last one."""
+    with engine.connect() as connection:
+        rows = connection.execute(
+            sa.text(
+                "SELECT plan_id, effective_from FROM plan_assignments WHERE tenant_id = :t"
+                " ORDER BY effective_from, created_at"
+            ),
+            {"t": tenant.id},
+        ).all()
+    return list({begins: (plan, begins) for plan, begins in rows}.values())
+
+
+@pytest.mark.scenario(52)
+def test_a_change_at_the_end_of_the_period_waits_and_can_be_cancelled(api, engine):
+    small, large = api.plan(), api.plan()
+    tenant = api.tenant(small["name"])
+    body = {"plan": large["name"], "begins": "period_end"}
+    changed = api.admin.put(url(tenant, "plan"), json=body).raise_for_status().json()
+    assert changed["plan_id"] == small["id"]
+    assert changed["later"]["plan_id"] == large["id"]
+    boundary = datetime.fromisoformat(changed["later"]["effective_from"])
+    assert (boundary.day, boundary.hour, boundary.minute) == (1, 0, 0)
+    assert [plan for plan, _ in assigned(engine, tenant)] == [small["id"], large["id"]]
+    cancelled = api.admin.delete(url(tenant, "plan/later")).raise_for_status().json()
+    assert cancelled == {"plan": small["name"], "plan_id": small["id"], "later": None}
+    assert [plan for plan, _ in assigned(engine, tenant)] == [small["id"], small["id"]]
+    again = api.admin.delete(url(tenant, "plan/later"))
+    assert (again.status_code, again.json()["code"]) == (404, "plan_change_not_found")
+    assert api.admin.put(url(tenant, "plan"), json=body).json()["later"]["plan_id"] == large["id"]
+
+
+def test_a_change_now_replaces_one_that_was_to_come(api, engine):
+    small, large, other = api.plan(), api.plan(), api.plan()
+    tenant = api.tenant(small["name"])
+    api.admin.put(url(tenant, "plan"), json={"plan": large["name"], "begins": "period_end"}).raise_for_status()
+    now = api.admin.put(url(tenant, "plan"), json={"plan": other["name"]}).raise_for_status().json()
+    assert (now["plan_id"], now["later"]) == (other["id"], None)
+    assert [plan for plan, _ in assigned(engine, tenant)] == [small["id"], other["id"], other["id"]]
+
+
+@pytest.mark.scenario(56)
+def test_a_change_after_the_clock_was_set_back_is_ordered_after_the_last_one(api, engine):
+    small, large = api.plan(), api.plan()
+    tenant = api.tenant(small["name"])
+    ahead = datetime.now(UTC) + timedelta(seconds=2)
+    with engine.begin() as connection:  # as a change that was made by a clock that ran two seconds ahead
+        connection.execute(
+            sa.text("INSERT INTO plan_assignments VALUES (:t, :at, :p, :at)"),
+            {"t": tenant.id, "at": ahead, "p": large["id"]},
+        )
+    api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"plan": small["name"]}).raise_for_status()
+    (_, _), (second, _), (third, begins) = assigned(engine, tenant)
+    assert (second, third) == (large["id"], small["id"])
+    assert begins > ahead
+
+
+def test_gateways_get_the_plan_when_its_instant_comes(api, engine, relay, redis, postgres_settings):
+    small = api.plan()
+    large = api.plan(prices={"output_nanos": 7})
+    tenant = api.tenant(small["name"])
+    drain(relay)
+    worker = db.connect(as_role(postgres_settings, database_roles.WORKER))
+    scheduled = ScheduledVersions(worker)
+    scheduled.run_once()
+    begins = datetime.now(UTC) + timedelta(milliseconds=500)
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("INSERT INTO plan_assignments VALUES (:t, :at, :p, clock_timestamp())"),
+            {"t": tenant.id, "at": begins, "p": large["id"]},
+        )
+
+    def published() -> bool:
+        scheduled.run_once()
+        drain(relay)
+        return grant(redis, tenant).prices.output_nanos == 7
+
+    wait_until(published, what="the later plan")
+    assert datetime.now(UTC) >= begins
+    assert api.admin.get(url(tenant, "plan")).json()["plan_id"] == large["id"]
+    worker.dispose()
+
+
+@pytest.mark.scenario(48)
+def test_a_calendar_holds_from_the_next_period(api):
+    tenant = api.tenant()
+    body = {"interval": "quarter", "zone": "Asia/Tokyo", "anchor": "2026-01-31"}
+    changed = api.admin.put(url(tenant, "billing-calendar"), json=body).raise_for_status().json()
+    assert changed["current"] == {"interval": "month", "zone": "UTC", "anchor": None, "effective_from": None}
+    assert changed["later"] == body | {"effective_from": changed["period_end"]}
+    monthly = {"interval": "month", "zone": "UTC", "anchor": None}
+    back = api.admin.put(url(tenant, "billing-calendar"), json=monthly).raise_for_status().json()
+    assert back["later"] == monthly | {"effective_from": changed["period_end"]}
+    assert api.admin.get(url(tenant, "billing-calendar")).json() == back
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"zone": "Europe/Atlantis"}, "zone"),
+        ({"zone": "../etc/passwd"}, "zone"),
+        ({"interval": "fortnight"}, "interval"),
+        ({"anchor": "2026-02-30"}, "anchor"),
+        ({"anchor": "0001-01-01"}, "anchor"),
+        ({"start": "monday"}, "start"),
+    ],
+)
+def test_a_wrong_calendar_is_refused_by_field(api, change, param):
+    tenant = api.tenant()
+    refused = api.admin.put(url(tenant, "billing-calendar"), json={"zone": "UTC"} | change)
+    assert refused.status_code == 400, refused.text
+    assert param in refused.text
+    assert api.admin.get(url(tenant, "billing-calendar")).json()["later"] is None
+
+
+def test_discounts_are_granted_listed_and_ended(api):
+    tenant = api.tenant()
+    first = {"name": "Partner", "percent_hundredths": 1_000}
+    second = {"name": "Welcome", "amount_nanos": 15 * DOLLAR, "duration": "once", "expires_at": "2099-01-01T00:00:00Z"}
+    made = [api.admin.post(url(tenant, "discounts"), json=body).raise_for_status().json() for body in (first, second)]
+    assert api.admin.get(url(tenant, "discounts")).json()["data"] == made
+    ended = api.admin.post(url(tenant, f"discounts/{made[0]['id']}/end")).raise_for_status().json()
+    assert ended["ended_at"] is not None
+    again = api.admin.post(url(tenant, f"discounts/{made[0]['id']}/end"))
+    assert (again.status_code, again.json()["code"]) == (409, "discount_ended")
+    assert api.admin.post(url(tenant, "discounts/dis_none/end")).status_code == 404
+    assert api.admin.post(url(api.tenant(), f"discounts/{made[1]['id']}/end")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "amount_nanos"),
+        ({"percent_hundredths": 1, "amount_nanos": 1}, "amount_nanos"),
+        ({"percent_hundredths": 10_001}, "percent_hundredths"),
+        ({"percent_hundredths": 0.5}, "percent_hundredths"),
+        ({"amount_nanos": -1}, "amount_nanos"),
+        ({"amount_nanos": 1, "duration": "periods"}, "periods"),
+        ({"amount_nanos": 1, "periods": 3}, "periods"),
+        ({"amount_nanos": 1, "duration": "always"}, "duration"),
+        ({"amount_nanos": 1, "effective_from": "2020-01-01T00:00:00Z"}, "effective_from"),
+        ({"amount_nanos": 1, "expires_at": "2020-01-01T00:00:00Z"}, "expires_at"),
+        ({"amount_nanos": 1, "expires_at": "2099-01-01T00:00:00"}, "expires_at"),
+        ({"amount_nanos": 1, "currency": "eur"}, "currency"),
+    ],
+)
+def test_a_wrong_discount_is_refused_by_field_and_nothing_is_written(api, body, param):
+    tenant = api.tenant()
+    refused = api.admin.post(url(tenant, "discounts"), json={"name": "Partner"} | body)
+    assert refused.status_code == 400, refused.text
+    assert param in refused.text
+    assert api.admin.get(url(tenant, "discounts")).json()["data"] == []
+
+
+def test_prices_of_a_tenants_own_reach_gateways_and_end(api, engine, relay, redis):
+    plan = api.plan()
+    tenant, neighbor = api.tenant(plan["name"]), api.tenant(plan["name"])
+    drain(relay)
+    scheduled = ScheduledVersions(engine)
+    scheduled.run_once()
+    expires_at = datetime.now(UTC) + timedelta(seconds=2)
+    body = {"prices": PRICES | {"output_nanos": 1}, "expires_at": expires_at.isoformat()}
+    made = api.admin.post(url(tenant, "price-overrides"), json=body).raise_for_status().json()
+    drain(relay)
+    assert grant(redis, tenant).prices.output_nanos == 1
+    assert grant(redis, tenant).price_version_id == made["price_version_id"]
+    assert grant(redis, neighbor).prices.output_nanos == PRICES["output_nanos"]
+
+    def expired() -> bool:
+        scheduled.run_once()
+        drain(relay)
+        return grant(redis, tenant).prices.output_nanos == PRICES["output_nanos"]
+
+    wait_until(expired, what="the expiry")
+    assert datetime.now(UTC) >= expires_at
+    lasting = {"prices": PRICES | {"output_nanos": 2}}
+    api.admin.post(url(tenant, "price-overrides"), json=lasting).raise_for_status()
+    api.admin.delete(url(tenant, "price-overrides")).raise_for_status()
+    drain(relay)
+    assert grant(redis, tenant).prices.output_nanos == PRICES["output_nanos"]
+    assert len(api.admin.get(url(tenant, "price-overrides")).json()["data"]) == 3
+    assert api.admin.delete(url(tenant, "price-overrides")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"effective_from": "2020-01-01T00:00:00Z"}, "effective_from"),
+        ({"expires_at": "2020-01-01T00:00:00Z"}, "expires_at"),
+        ({"prices": PRICES | {"output_nanos": -1}}, "output_nanos"),
+        ({"prices": PRICES | {"base_fee_nanos": 0.5}}, "base_fee_nanos"),
+        ({"prices": PRICES | {"included": [{"quantity": "words", "units": 1}]}}, "quantity"),
+        ({"prices": PRICES | {"included": [{"quantity": "output_tokens", "units": 1}] * 2}}, "prices.included[1]"),
+    ],
+)
+def test_wrong_prices_of_a_tenants_own_are_refused_by_field(api, change, param):
+    tenant = api.tenant()
+    refused = api.admin.post(url(tenant, "price-overrides"), json={"prices": PRICES} | change)
+    assert refused.status_code == 400, refused.text
+    assert param in refused.text
+    assert api.admin.get(url(tenant, "price-overrides")).json()["data"] == []
+
+
+@pytest.mark.scenario(57)
+def test_a_closed_tenant_is_refused_and_gets_its_final_invoice_without_grace(api, engine, relay, redis):
+    plan = api.plan(prices={"base_fee_nanos": 86_400 * 3 * DOLLAR})
+    tenant = api.tenant(plan["name"])
+    ended = api.admin.post(url(tenant, "close")).raise_for_status().json()
+    drain(relay)
+    assert grant(redis, tenant).status == "suspended"
+    assert api.admin.get(f"/api/v1/admin/tenants/{tenant.id}").json()["status"] == "closed"
+    with engine.begin() as connection:  # so that the tenant was there for some seconds
+        connection.execute(
+            sa.text("UPDATE subscriptions SET ended_at = ended_at + interval '5 s' WHERE tenant_id = :t"),
+            {"t": tenant.id},
+        )
+    PeriodSchedule(engine, grace=timedelta(days=1)).run_once()
+    (invoice,) = api.admin.get("/api/v1/admin/invoices").json()["data"]
+    assert datetime.fromisoformat(invoice["period_end"]) == datetime.fromisoformat(ended["ended_at"]) + timedelta(
+        seconds=5
+    )
+    assert DOLLAR // 2 <= invoice["amount_nanos"] <= DOLLAR  # a tenth of a dollar a second
+    PeriodSchedule(engine, grace=timedelta(days=1)).run_once()
+    assert len(api.admin.get("/api/v1/admin/invoices").json()["data"]) == 1
+    assert api.admin.post(url(tenant, "close")).raise_for_status().status_code == 201
+    for method, path, body in (
+        ("PATCH", "", {"status": "active"}),
+        ("PUT", "/plan", {"plan": plan["name"]}),
+        ("PUT", "/billing-calendar", {}),
+        ("POST", "/discounts", {"name": "x", "amount_nanos": 1}),
+    ):
+        refused = api.admin.request(method, f"/api/v1/admin/tenants/{tenant.id}{path}", json=body)
+        assert (refused.status_code, refused.json()["code"]) == (409, "tenant_closed"), path
