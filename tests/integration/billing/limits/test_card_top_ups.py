@@ -6,7 +6,7 @@ import pytest
 
 from billing.invoices.closing import close_tenant
 from billing.limits import terms
-from billing.limits.card_top_ups import CardTopUps
+from billing.payments.auto_top_ups import AutoTopUps
 from billing.limits.spending_runner import SpendingRunner
 from billing.limits.terms import TermsPatch
 from billing.limits.views import AutoTopUp
@@ -29,7 +29,7 @@ def low(stage, wallet) -> str:
 
 def look(stage) -> None:
     close = partial(close_tenant, stage.engine)
-    SpendingRunner(stage.engine, ActiveTenants(), invoice_now=close, payments=CardTopUps()).run_once()
+    SpendingRunner(stage.engine, ActiveTenants(), invoice_now=close, payments=AutoTopUps()).run_once()
 
 
 def bought(stage) -> list[tuple[str, int]]:

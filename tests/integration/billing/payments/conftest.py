@@ -116,7 +116,7 @@ class PaymentStage:
         """The invoice at Stripe; exactly one has our id."""
         row = self.rows("SELECT tenant_id FROM pushed_invoices WHERE invoice_id = :i", i=invoice_id)[0]
         listed = self.sdk.v1.invoices.list({"customer": self.customer(row["tenant_id"]), "limit": 100}).data
-        (found,) = [each for each in listed if each.metadata.tenora_id == invoice_id]
+        (found,) = [each for each in listed if getattr(each.metadata, "tenora_id", None) == invoice_id]
         return found
 
     def due(self, invoice_id: str) -> int:
