@@ -23,6 +23,9 @@ from tenora.stack.base_model import MODEL_ID
 
 _DOLLAR: Final = 1_000_000_000
 _FEES: Final = {"basic": 20 * _DOLLAR, "pro": 50 * _DOLLAR}
+_DEAR: Final = {"input_nanos": 10_000_000, "cached_input_nanos": 5_000_000, "output_nanos": 50_000_000}
+"""Prices at which a few calls make an invoice worth paying."""
+
 _GOOD_CARD: Final = "4242424242424242"
 _DECLINED_CARD: Final = "4000000000000341"  # it can be saved, and every charge of it is declined
 _WAIT_S: Final = 30
@@ -66,7 +69,7 @@ class _Money:
         run = secrets.token_hex(3)
         self._plans = {name: f"{name}-{run}" for name in _FEES}
         for name, fee in _FEES.items():
-            prices = PRICES | {"base_fee_nanos": fee, "base_fee_when": "advance"}
+            prices = PRICES | _DEAR | {"base_fee_nanos": fee, "base_fee_when": "advance"}
             admin.post("/api/v1/admin/plans", {"name": self._plans[name], "limits": LIMITS, "prices": prices})
 
     def tenant(self, name: str, plan: str) -> Payer:
@@ -85,9 +88,17 @@ class _Money:
             raise RuntimeError(f"the draft has no prorated fees: {draft['lines']}")
         self._console.print(
             table(
-                f"{payer.name} changes from $20 to $50 a month, now: its draft",
-                ["line", "exact"],
-                [[line["description"] or line["kind"], format_usd(line["amount_nanos"])] for line in fees],
+                f"{payer.name} changes from $20 to $50 a month, now. Its draft:",
+                ["line", "from", "until", "exact"],
+                [
+                    [
+                        line["description"] or line["kind"],
+                        line["covers_from"][:19],
+                        line["covers_until"][:19],
+                        format_usd(line["amount_nanos"]),
+                    ]
+                    for line in fees
+                ],
             )
         )
 
@@ -96,10 +107,9 @@ class _Money:
         credit = {"kind": "promotional", "amount_nanos": _DOLLAR, "models": [MODEL_ID]}
         self._admin.post(f"/api/v1/admin/tenants/{payer.id}/credits", credit)
         before = payer.control.get("/api/v1/credits")["balance_nanos"]
-        for _ in range(4):
-            self._ask(payer).raise_for_status()
+        self._ask(payer).raise_for_status()
         after = self._until("credit to burn", lambda: self._below(payer, before))
-        self._console.print(f"{payer.name}: $1 of credit burns down to {format_usd(after)} with 4 calls")
+        self._console.print(f"{payer.name}: $1 of credit burns down to {format_usd(after)} with a call")
 
     def hard_limit(self, payer: Payer) -> None:
         """A limit below what is spent today stops the tenant at once; removing it lets it go on."""
@@ -113,6 +123,8 @@ class _Money:
     def paid_invoice(self, payer: Payer) -> dict[str, Any]:
         """A saved card, a closed period, a payment; PDF and explanation are saved."""
         self._save_card(payer, _GOOD_CARD)
+        for _ in range(3):
+            self._ask(payer).raise_for_status()
         made = self._close(payer)
         invoice: dict[str, Any] = self._until("the payment", lambda: self._in_status(payer, made["id"], "paid"))
         saved = save_invoice_documents(payer.control, invoice["id"], self._root)
@@ -126,7 +138,7 @@ class _Money:
         """A part of the paid invoice goes back to the card."""
         note = self._admin.post(
             f"/api/v1/admin/invoices/{invoice['id']}/credit-notes",
-            {"amount_cents": 500, "to": "refund", "reason": "an hour without service"},
+            {"amount_cents": 50, "to": "refund", "reason": "an hour without service"},
         )
         self._console.print(f"credit note {note['number']}: {_cents(note['total_cents'])} are refunded to the card")
 
