@@ -86,7 +86,10 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     canaries = CanaryWorker(engine, redis, worker)
     receipts = ReceiptCollector(engine, redis, worker)
     removal = StoredRevisionCleanup(engine, RevisionStore(bucket), worker)
+    orphans = OrphanSweep(engine, RevisionStore(bucket), worker)
     ceilings = SpendCeilings(engine, redis, worker)
+    scheduled = ScheduledVersions(engine)
+    changed_ceilings = ChangedCeilings(engine)
     payment_standings = StandingChanges(engine, handlers_of_changes())
     return [
         Loop(name="relay", run_once=relay.run_once, idle_s=worker.relay_poll_ms / 1000),
@@ -98,23 +101,11 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         Loop(name="revocations", run_once=receipts.run_once, idle_s=worker.revocation_poll_ms / 1000),
         Loop(name="revocations-kept", run_once=receipts.recheck_unloaded, idle_s=worker.cleanup_poll_s),
         Loop(name="spend-ceilings", run_once=ceilings.run_once, idle_s=worker.spend_ceiling_poll_s),
-        Loop(
-            name="changed-ceilings",
-            run_once=ChangedCeilings(engine).run_once,
-            idle_s=worker.ceiling_publish_poll_ms / 1000,
-        ),
+        Loop(name="changed-ceilings", run_once=changed_ceilings.run_once, idle_s=worker.ceiling_publish_poll_ms / 1000),
         Loop(name="payment-standings", run_once=payment_standings.run_once, idle_s=worker.relay_poll_ms / 1000),
-        Loop(
-            name="scheduled-versions",
-            run_once=ScheduledVersions(engine).run_once,
-            idle_s=worker.scheduled_version_poll_ms / 1000,
-        ),
+        Loop(name="scheduled-versions", run_once=scheduled.run_once, idle_s=worker.scheduled_version_poll_ms / 1000),
         Loop(name="removal", run_once=removal.run_once, idle_s=worker.cleanup_poll_s),
-        Loop(
-            name="orphans",
-            run_once=OrphanSweep(engine, RevisionStore(bucket), worker).run_once,
-            idle_s=worker.orphans_poll_s,
-        ),
+        Loop(name="orphans", run_once=orphans.run_once, idle_s=worker.orphans_poll_s),
         Loop(name="cleanup", run_once=cleanup.run_once, idle_s=worker.cleanup_poll_s),
         Loop(name="pin-history", run_once=correct_pin_history, idle_s=worker.cleanup_poll_s),
         Loop(name="stored-sizes", run_once=sizes.run_once, idle_s=worker.cleanup_poll_s),
