@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 import structlog
+from redis import Redis
 from sqlalchemy import Engine
 
 from adapters.object_store.revision_store import RevisionStore
@@ -34,7 +35,7 @@ from control_plane.registry.cleanup.uploads import UploadCleanup
 from control_plane.registry.review.canary_worker import CanaryWorker
 from control_plane.registry.review.validation_worker import ValidationWorker
 from control_plane.registry.revocations.receipts import ReceiptCollector
-from control_plane.settings import ControlSettings
+from control_plane.settings import ControlSettings, WorkerSettings
 from control_plane.tenants.scheduled_versions import ScheduledVersions
 from control_plane.tenants.spend_ceilings import SpendCeilings
 from core import db
@@ -79,7 +80,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     canaries = CanaryWorker(engine, redis, worker)
     receipts = ReceiptCollector(engine, redis, worker)
     removal = StoredRevisionCleanup(engine, RevisionStore(bucket), worker)
-    ceilings = SpendCeilings(engine, redis, worker)
+    orphans = OrphanSweep(engine, RevisionStore(bucket), worker)
     payment_standings = StandingChanges(engine, handlers_of_changes())
     return [
         Loop(name="relay", run_once=relay.run_once, idle_s=worker.relay_poll_ms / 1000),
@@ -90,28 +91,26 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         Loop(name="canary", run_once=canaries.run_once, idle_s=worker.canary_poll_ms / 1000),
         Loop(name="revocations", run_once=receipts.run_once, idle_s=worker.revocation_poll_ms / 1000),
         Loop(name="revocations-kept", run_once=receipts.recheck_unloaded, idle_s=worker.cleanup_poll_s),
-        Loop(name="spend-ceilings", run_once=ceilings.run_once, idle_s=worker.spend_ceiling_poll_s),
-        Loop(
-            name="changed-ceilings",
-            run_once=ChangedCeilings(engine).run_once,
-            idle_s=worker.ceiling_publish_poll_ms / 1000,
-        ),
         Loop(name="payment-standings", run_once=payment_standings.run_once, idle_s=worker.relay_poll_ms / 1000),
-        Loop(
-            name="scheduled-versions",
-            run_once=ScheduledVersions(engine).run_once,
-            idle_s=worker.scheduled_version_poll_ms / 1000,
-        ),
+        *_published_terms(engine, redis, worker),
         Loop(name="removal", run_once=removal.run_once, idle_s=worker.cleanup_poll_s),
-        Loop(
-            name="orphans",
-            run_once=OrphanSweep(engine, RevisionStore(bucket), worker).run_once,
-            idle_s=worker.orphans_poll_s,
-        ),
+        Loop(name="orphans", run_once=orphans.run_once, idle_s=worker.orphans_poll_s),
         Loop(name="cleanup", run_once=cleanup.run_once, idle_s=worker.cleanup_poll_s),
         Loop(name="pin-history", run_once=lambda: _correct_pin_history(engine), idle_s=worker.cleanup_poll_s),
         Loop(name="stored-sizes", run_once=sizes.run_once, idle_s=worker.cleanup_poll_s),
         Loop(name="idempotency", run_once=remove_expired_responses, idle_s=worker.cleanup_poll_s),
+    ]
+
+
+def _published_terms(engine: Engine, redis: Redis, worker: WorkerSettings) -> list[Loop]:
+    """Loops that publish tenants again when time or billing changes what they may spend, or their prices."""
+    ceilings = SpendCeilings(engine, redis, worker)
+    changed = ChangedCeilings(engine)
+    scheduled = ScheduledVersions(engine)
+    return [
+        Loop(name="spend-ceilings", run_once=ceilings.run_once, idle_s=worker.spend_ceiling_poll_s),
+        Loop(name="changed-ceilings", run_once=changed.run_once, idle_s=worker.ceiling_publish_poll_ms / 1000),
+        Loop(name="scheduled-versions", run_once=scheduled.run_once, idle_s=worker.scheduled_version_poll_ms / 1000),
     ]
 
 
