@@ -13,7 +13,6 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
 from billing.models import LedgerAccount, LedgerEntry, LedgerTransfer
-from core.db import database_now
 from core.ids import new_id
 
 AccountKind = Literal[
@@ -120,7 +119,7 @@ def post(session: Session, posting: Posting) -> None:
             id=posting.transfer_id,
             kind=posting.kind,
             invoice_id=posting.invoice_id,
-            created_at=database_now(session),
+            created_at=sa.func.clock_timestamp(),
         )
     )
 

@@ -25,11 +25,11 @@ from billing.costs.settings import CostSettings
 from billing.invoices.closing import close_tenant
 from billing.invoices.schedule import PeriodSchedule
 from billing.jobs import Job, JobThreads
+from billing.limits.card_top_ups import CardTopUps
 from billing.limits.limit_alerts import LimitAlerts
 from billing.limits.spending_runner import SpendingRunner
 from billing.metering import OUTAGES, Meter
 from billing.notifications import delivery
-from billing.payments.auto_top_ups import AutoTopUps
 from billing.payments.background import payments_of
 from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair
@@ -242,9 +242,9 @@ def _jobs(
     reconciliation = ReconciliationSchedule(
         engine, run_limits(settings), every=timedelta(seconds=settings.billing_reconcile_s)
     )
-    top_ups = None if StripeSettings().stripe_api_key is None else AutoTopUps()
-    invoice_now = partial(close_tenant, engine, kind="threshold")
-    spending = SpendingRunner(engine, meter.watch(), invoice_now=invoice_now, payments=top_ups)
+    spending = SpendingRunner(
+        engine, meter.watch(), invoice_now=partial(close_tenant, engine, kind="threshold"), payments=CardTopUps()
+    )
     return [
         Job("quotas", 1_000, compare_quotas),
         Job("adjustments", 500, adjustments.run_once),

@@ -121,6 +121,18 @@ def void_unspent(session: Session, *, tenant_id: str, lot_id: str) -> LotView:
     return get_lot(session, tenant_id=tenant_id, lot_id=lot_id)
 
 
+def void_promotional(session: Session, tenant_id: str) -> int:
+    """Take everything unspent out of the promotional lots of a tenant that has left. Paid lots stay, to be refunded.
+    Returns how many lots moved.
+    """
+    hold_subscriptions(session, [tenant_id])
+    credit = read_open_credit(session, tenant_id)
+    gifts = [state for state in credit.lots if state.lot.kind == "promotional" and credit.unspent_nanos(state) > 0]
+    for state in sorted(gifts, key=lambda each: each.lot.id):
+        move(session, state, "void", -credit.unspent_nanos(state))
+    return len(gifts)
+
+
 def lapse(session: Session, tenant_id: str) -> int:
     """Post what the tenant's expired lots have lost, so that the ledger says what the balance says. Usage of before an
     expiry that was recorded since takes its part back. Returns how many lots moved.

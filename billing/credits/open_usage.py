@@ -28,7 +28,7 @@ GROUP BY hour, base_model
 UNION ALL
 SELECT min(settled_at), base_model, sum(amount_nanos)::bigint
 FROM unnest(cast(:split AS timestamptz[])) AS piece(hour)
-    JOIN usage_records ON settled_at >= piece.hour AND settled_at < piece.hour + interval '1 hour'
+    JOIN usage_now ON settled_at >= piece.hour AND settled_at < piece.hour + interval '1 hour'
 WHERE tenant_id = :tenant_id
     AND (late_from IS NULL AND settled_at >= :start AND settled_at < :end OR late_from >= :start AND late_from < :end)
 GROUP BY piece.hour, width_bucket(settled_at, cast(:bounds AS timestamptz[])), base_model

@@ -109,9 +109,9 @@ def _close(
 
 def _taxation(engine: sa.Engine, tenant_id: str, tax: TaxSource) -> Taxation:
     with unit_of_work(engine) as session:
-        parties, at = read_parties(session, tenant_id), database_now(session)
+        parties, at = read_parties(session, tenant_id)
     try:
-        return Taxation(parties, tax.decide(engine, parties, at))
+        return Taxation(parties, tax.decide(engine, parties, at), at)
     except TaxUnavailable as error:
         holds.hold(engine, tenant_id, error.message)
         raise

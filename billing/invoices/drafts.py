@@ -67,7 +67,7 @@ def read_drafts(
 
 def _tax(engine: sa.Engine, tenant_id: str, tax: TaxSource) -> tuple[TaxDecision, str | None]:
     with unit_of_work(engine) as session:
-        parties, at = read_parties(session, tenant_id), database_now(session)
+        parties, at = read_parties(session, tenant_id)
     try:
         return tax.decide(engine, parties, at), None
     except TaxUnavailable as error:

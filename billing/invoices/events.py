@@ -12,7 +12,6 @@ from billing.invoices.models import Invoice
 from billing.invoices.statuses import EventChange, InvoiceState, PaymentSource, after
 from billing.locks import serialize_decision
 from billing.views import InvoiceStatus
-from core.db import database_now
 from core.errors import NotFound
 
 
@@ -79,7 +78,7 @@ def append(
             amount_due_cents=result.amount_due_cents,
             paid_cents=result.paid_cents,
             credited_cents=result.credited_cents,
-            created_at=database_now(session),
+            created_at=sa.func.clock_timestamp(),
             **({"surplus_cents": 0} | facts),
         )
     )

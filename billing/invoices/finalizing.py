@@ -5,6 +5,7 @@ The order: promotional credits, rounding of the net, tax, and then what pays at 
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
@@ -26,16 +27,16 @@ from billing.periods import Period
 from billing.tax.calculation import TaxDecision, TaxLine, tax_lines
 from billing.tax.parties import Parties
 from billing.views import InvoiceKind, InvoiceView
-from core.db import database_now
 from core.ids import new_id
 from core.money import cents_to_nanos, distribute_cents
 
 
 class Taxation(NamedTuple):
-    """Who sells to whom, and which taxes that has."""
+    """Who sells to whom, and which taxes that has at the invoice's date."""
 
     parties: Parties
     decision: TaxDecision
+    at: datetime
 
 
 class Amounts(NamedTuple):
@@ -103,7 +104,7 @@ def finalize(
         total_cents=made.net_cents + made.tax_cents,
         seller=_builtins(taxation.parties.seller),
         buyer=_builtins(taxation.parties.buyer),
-        created_at=database_now(session),
+        created_at=taxation.at,
     )
     _write_parts(session, invoice_id, made)
     session.add(invoice)

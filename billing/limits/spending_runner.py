@@ -26,6 +26,15 @@ from billing.notifications import outbox, thresholds
 from billing.subscriptions.billed_until import hold_subscriptions
 from core.db import database_now, unit_of_work
 
+_LEFT: Final = sa.text("""
+SELECT s.tenant_id FROM subscriptions s
+WHERE s.ended_at IS NOT NULL AND s.billed_until >= s.ended_at AND EXISTS (
+    SELECT FROM credit_lots l WHERE l.tenant_id = s.tenant_id AND l.kind = 'promotional' AND 0 < (
+        SELECT balance_nanos FROM credit_entries e WHERE e.lot_id = l.id ORDER BY number DESC LIMIT 1
+    )
+)
+""")
+_LEFT_EVERY: Final = timedelta(minutes=1)
 _LATE_COMMITS: Final = timedelta(minutes=1)  # a grant is looked at although it commits after a look
 _INVOICED: Final = sa.text("""
 SELECT c.tenant_id FROM spend_ceilings c
@@ -55,6 +64,7 @@ class SpendingRunner:
         self._waiting: set[str] = set()
         self._expiring: set[str] = set()
         self._looked_at: datetime | None = None
+        self._left_at: datetime | None = None
 
     def run_once(self) -> None:
         """Look at every tenant that is due. Those that fail are due again at the next run."""
@@ -67,6 +77,9 @@ class SpendingRunner:
         self._waiting = set()
         self._waiting |= set(each_tenant(sorted(due), "ceiling", self._refresh))
         self._expiring = set(each_tenant(sorted(self._expiring), "lapse", self._lapse))
+        if self._left_at is None or now >= self._left_at + _LEFT_EVERY:
+            self._end_gifts()
+            self._left_at = now
 
     def _due(self, session: Session, now: datetime) -> set[str]:
         """Tenants with a ceiling of which something changed, and all of them at the first look."""
@@ -115,6 +128,17 @@ class SpendingRunner:
                 asked, standing, balance_nanos=now.credit.spendable_nanos(), now=now.credit.now
             ):
                 self._payments.start(session, tenant_id, asked.amount_cents)
+
+    def _end_gifts(self) -> None:
+        """Take promotional credit back from tenants that have left and have their final invoice."""
+        with unit_of_work(self._engine) as session:
+            left = list(session.connection().execute(_LEFT).scalars())
+
+        def void(tenant_id: str) -> None:
+            with unit_of_work(self._engine) as session:
+                lots.void_promotional(session, tenant_id)
+
+        each_tenant(sorted(left), "end credit", void)
 
     def _lapse(self, tenant_id: str) -> None:
         with unit_of_work(self._engine) as session:

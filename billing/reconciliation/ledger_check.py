@@ -33,20 +33,34 @@ FROM transfers t LEFT JOIN entries e ON e.transfer_id = t.id
 WHERE t.id >= :first GROUP BY t.id HAVING coalesce(sum(e.amount_nanos), 0) <> 0 OR count(e.transfer_id) < 2
 ORDER BY t.id
 """)
+# An invoice against its lines and credits, its transfer, and its place in the chain of documents.
 _INVOICES: Final = sa.text("""
-SELECT i.id, i.tenant_id, i.amount_nanos, i.total_cents, l.nanos, l.cents, t.receivable
+SELECT i.id, i.tenant_id, i.amount_nanos, i.net_cents, i.total_cents, l.nanos, l.cents - c.cents AS cents,
+    t.receivable, d.documents
 FROM invoices i
 LEFT JOIN LATERAL (
-    SELECT coalesce(sum(amount_nanos), 0)::bigint AS nanos, coalesce(sum(amount_cents), 0)::bigint AS cents
-    FROM invoice_lines WHERE invoice_id = i.id
+    SELECT sum(nanos)::bigint AS nanos, sum(cents)::bigint AS cents FROM (
+        SELECT 0 AS nanos, 0 AS cents
+        UNION ALL SELECT amount_nanos, amount_cents FROM invoice_lines WHERE invoice_id = i.id
+        UNION ALL SELECT 0, -amount_cents FROM invoice_credits WHERE invoice_id = i.id
+        UNION ALL SELECT 0, tax_cents FROM invoice_tax_lines WHERE invoice_id = i.id
+    ) parts
 ) l ON true
+LEFT JOIN LATERAL (
+    SELECT coalesce(sum(amount_cents), 0)::bigint AS cents FROM invoice_credits WHERE invoice_id = i.id
+) c ON true
 LEFT JOIN LATERAL (
     SELECT coalesce(sum(e.amount_nanos), 0)::bigint AS receivable
     FROM transfers t JOIN entries e ON e.transfer_id = t.id JOIN accounts a ON a.id = e.account_id
     WHERE t.invoice_id = i.id AND a.kind = 'receivable'
 ) t ON true
-WHERE i.created_at >= :since
-    AND (i.amount_nanos <> l.nanos OR i.total_cents <> l.cents OR t.receivable <> i.total_cents * :cent)
+LEFT JOIN LATERAL (
+    SELECT count(*) AS documents FROM documents WHERE document_id = i.id AND kind = 'invoice' AND sha256 <> ''
+) d ON true
+WHERE i.created_at >= :since AND (
+    i.amount_nanos <> l.nanos OR i.net_cents <> l.cents - c.cents OR t.receivable <> i.total_cents * :cent
+    OR d.documents <> 1
+)
 ORDER BY i.id
 """)
 
@@ -171,14 +185,14 @@ def _invoices(session: Session, since: datetime) -> Iterator[Difference]:
             yield Difference(
                 kind="invoice_lines", unit="nanodollar", expected=row["nanos"], found=row["amount_nanos"], **whose
             )
-        if row["total_cents"] != row["cents"]:
-            yield Difference(
-                kind="invoice_lines", unit="cent", expected=row["cents"], found=row["total_cents"], **whose
-            )
+        if row["net_cents"] != row["cents"]:
+            yield Difference(kind="invoice_lines", unit="cent", expected=row["cents"], found=row["net_cents"], **whose)
         if (owed := row["total_cents"] * NANOS_PER_CENT) != row["receivable"]:
             yield Difference(
                 kind="invoice_transfer", unit="nanodollar", expected=owed, found=row["receivable"], **whose
             )
+        if row["documents"] != 1:
+            yield Difference(kind="invoice_document", unit="document", expected=1, found=row["documents"], **whose)
 
 
 def _causes(session: Session) -> Iterator[Difference]:

@@ -1,37 +1,65 @@
 """Stores and reads who sells and who buys. A change is a new version; invoices keep the one of their date."""
 
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
 import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import SelectOfScalar
 
 from billing.locks import serialize_decision
+from billing.models import Instant
 from billing.tax.models import BillingProfileVersion, SellerVersion
 from billing.tax.parties import Buyer, Parties, Seller
 from billing.tax.vat_ids import checked_vat_id
 from core.db import database_now
 from core.errors import InvalidRequest
 
+P = TypeVar("P", Seller, Buyer)
 
-def read_parties(session: Session, tenant_id: str) -> Parties:
-    """The seller and the tenant as an invoice of now would name them."""
-    return Parties(seller=read_seller(session), buyer=read_buyer(session, tenant_id))
+
+class DatedParties(NamedTuple):
+    """Seller and buyer, and the instant at which they were read."""
+
+    parties: Parties
+    at: datetime
+
+
+def read_parties(session: Session, tenant_id: str) -> DatedParties:
+    """The seller and the tenant as an invoice of now would name them, in one statement."""
+    now = sa.func.clock_timestamp(type_=Instant)
+    seller, buyer = _newest_seller().scalar_subquery(), _newest_buyer(tenant_id).scalar_subquery()
+    row = session.exec(select(seller, buyer, now)).one()
+    return DatedParties(Parties(seller=_party(row[0], Seller), buyer=_party(row[1], Buyer)), row[2])
 
 
 def read_seller(session: Session) -> Seller | None:
     """The operator's details, if they were ever set."""
-    newest = session.exec(select(SellerVersion.details).order_by(col(SellerVersion.version).desc()).limit(1)).first()
-    return None if newest is None else msgspec.convert(newest, Seller)
+    return _party(session.exec(_newest_seller()).first(), Seller)
 
 
 def read_buyer(session: Session, tenant_id: str) -> Buyer | None:
     """A tenant's details, if they were ever set."""
-    newest = session.exec(
+    return _party(session.exec(_newest_buyer(tenant_id)).first(), Buyer)
+
+
+def _newest_seller() -> SelectOfScalar[Mapping[str, Any]]:
+    return select(SellerVersion.details).order_by(col(SellerVersion.version).desc()).limit(1)
+
+
+def _newest_buyer(tenant_id: str) -> SelectOfScalar[Mapping[str, Any]]:
+    return (
         select(BillingProfileVersion.details)
         .where(BillingProfileVersion.tenant_id == tenant_id)
         .order_by(col(BillingProfileVersion.version).desc())
         .limit(1)
-    ).first()
-    return None if newest is None else msgspec.convert(newest, Buyer)
+    )
+
+
+def _party(details: Mapping[str, Any] | None, kind: type[P]) -> P | None:
+    return None if details is None else msgspec.convert(details, kind)
 
 
 def set_seller(session: Session, seller: Seller) -> Seller:

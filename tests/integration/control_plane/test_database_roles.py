@@ -9,7 +9,8 @@ from tests.fixtures.least_privilege import user_url
 
 FINAL = (
     "audit_events", "plan_versions", "price_versions", "plan_assignments", "accounts", "transfers", "entries",
-    "invoices", "invoice_lines", "usage_records", "notifications",
+    "invoices", "invoice_lines", "usage_records", "notifications", "pin_events", "resource_hours", "metered_hours",
+    "replica_revisions",
 )  # fmt: skip
 
 

@@ -142,7 +142,7 @@ def test_a_new_zone_holds_from_the_next_period_and_no_instant_is_billed_twice(st
     for hour in range(0, 40 * 24, 6):
         settled = last + timedelta(hours=hour)
         if settled < now:
-            stage.publish(stage.event(tenant, settled_at_ms=clock.to_ms(settled)))
+            stage.publish(stage.event(tenant, settled_at_ms=clock.to_ms(settled), output_tokens=1_000_000))
     stage.drain()
     PeriodSchedule(stage.engine, grace=NO_GRACE).run_once()
     stage.close()

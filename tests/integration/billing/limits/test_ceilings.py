@@ -17,6 +17,7 @@ from billing.limits.terms import TermsPatch
 from billing.limits.top_ups import TopUpStanding, is_due
 from billing.limits.views import AutoTopUp
 from billing.metering import ActiveTenants
+from billing.subscriptions.ending import end_subscription
 from core.db import unit_of_work
 from core.ids import new_id
 
@@ -248,3 +249,21 @@ def test_credit_is_bought_again_only_a_day_after_a_failure_and_within_the_months
     assert not due(asked, month_cents=2_501)
     assert not due(asked, failed_at=now - timedelta(hours=23))
     assert due(asked, failed_at=now - timedelta(days=1))
+
+
+@pytest.mark.scenario(58)
+def test_a_tenant_that_leaves_keeps_its_paid_credit_and_loses_its_gifts_after_the_final_invoice(stage, wallet, runner):
+    tenant = stage.tenant()
+    paid = wallet.granted(tenant, 7.3)
+    gift = wallet.granted(tenant, 12, kind="promotional")
+    wallet.spend(tenant, 3)
+    with unit_of_work(stage.engine) as session:
+        ended_at = end_subscription(session, tenant)
+    runner.run_once()
+    assert wallet.lot(tenant, gift).balance_nanos == 9 * DOLLAR
+    close_tenant(stage.engine, tenant, ended_at)
+    SpendingRunner(stage.engine, ActiveTenants(), invoice_now=partial(close_tenant, stage.engine)).run_once()
+    assert wallet.lot(tenant, gift).voided_nanos == 9 * DOLLAR
+    assert wallet.lot(tenant, paid).balance_nanos == 7_300_000_000
+    assert wallet.account("promotions") == 3 * DOLLAR
+    wallet.check()

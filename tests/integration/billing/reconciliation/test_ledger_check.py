@@ -5,8 +5,10 @@ from typing import get_args
 import pytest
 import sqlalchemy as sa
 
+from billing.invoices.payments import record_payment
 from billing.ledger import TransferKind
 from billing.reconciliation.transfer_rules import ACCOUNTS
+from core.db import unit_of_work
 
 LEGS = "INSERT INTO entries VALUES (:id, :debit, :nanos), (:id, :credit, -:nanos)"
 WHOLE = "INSERT INTO transfers (id, kind, created_at) VALUES (:id, :kind, now())"
@@ -91,11 +93,35 @@ def test_a_changed_record_differs_from_its_sums_and_from_its_transfer(ledger, re
 
 def test_a_changed_invoice_differs_from_its_lines_and_its_transfer(ledger, reconciled):
     (invoice,) = ledger.rows("SELECT * FROM invoices")
-    by_hand(ledger, ("UPDATE invoices SET total_cents = total_cents + 1", {}))
+    by_hand(ledger, ("UPDATE invoices SET net_cents = net_cents + 1, total_cents = total_cents + 1", {}))
     assert found(reconciled) == [
         ("invoice_lines", invoice["id"], "cent", -1),
         ("invoice_transfer", invoice["id"], "nanodollar", 10_000_000),
     ]
+
+
+def test_an_invoice_without_its_place_in_the_chain_is_found(ledger, reconciled):
+    (invoice,) = ledger.rows("SELECT * FROM invoices")
+    by_hand(ledger, ("DELETE FROM documents WHERE document_id = :i", {"i": invoice["id"]}))
+    assert found(reconciled) == [("invoice_document", invoice["id"], "document", 1)]
+
+
+def test_money_that_arrived_at_stripe_and_is_not_booked_is_found(ledger, reconciled):
+    (invoice,) = ledger.rows("SELECT * FROM invoices")
+    arrived = {"t": invoice["tenant_id"], "c": invoice["total_cents"] + 7}
+    ledger.change(
+        "INSERT INTO received_payments (payment_intent, tenant_id, stripe_invoice, amount_cents, created_at)"
+        " VALUES ('pi_1', :t, 'in_1', :c, now())",
+        **arrived,
+    )
+    assert found(reconciled) == [
+        ("stripe", f"{invoice['tenant_id']}: payments of invoices", "cent", invoice["total_cents"] + 7)
+    ]
+    with unit_of_work(ledger.engine) as session:
+        record_payment(
+            session, invoice_id=invoice["id"], amount_cents=arrived["c"], source="stripe", reference="pi_1"
+        )  # fmt: skip
+    assert found(reconciled) == []
 
 
 def test_an_adjustment_without_its_transfer_is_found_by_a_full_run(ledger, reconciled):

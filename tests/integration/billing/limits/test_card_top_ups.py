@@ -1,0 +1,82 @@
+"""Credit that is bought by itself, through the queue of payments."""
+
+from functools import partial
+
+import pytest
+
+from billing.invoices.closing import close_tenant
+from billing.limits import terms
+from billing.limits.card_top_ups import CardTopUps
+from billing.limits.spending_runner import SpendingRunner
+from billing.limits.terms import TermsPatch
+from billing.limits.views import AutoTopUp
+from billing.metering import ActiveTenants
+from core.db import unit_of_work
+
+DOLLAR = 1_000_000_000
+
+
+@pytest.fixture
+def low(stage, wallet) -> str:
+    """A prepaid tenant that has asked for auto top-up and whose balance is below the floor."""
+    tenant = stage.tenant()
+    top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=5_000)
+    with unit_of_work(stage.engine) as session:
+        terms.change(session, tenant, TermsPatch(mode="prepaid", auto_top_up=top_up))
+    wallet.spend(tenant, 0.6)
+    return tenant
+
+
+def look(stage) -> None:
+    close = partial(close_tenant, stage.engine)
+    SpendingRunner(stage.engine, ActiveTenants(), invoice_now=close, payments=CardTopUps()).run_once()
+
+
+def bought(stage) -> list[tuple[str, int]]:
+    rows = stage.rows("SELECT state, amount_cents FROM top_ups ORDER BY created_at")
+    return [(each["state"], each["amount_cents"]) for each in rows]
+
+
+@pytest.mark.scenario(84)
+def test_one_payment_is_queued_and_no_second_one_while_it_is_on_its_way(stage, low):
+    look(stage)
+    look(stage)
+    assert bought(stage) == [("pending", 2_500)]
+    queued = stage.rows("SELECT tenant_id FROM payment_operations WHERE kind = 'charge_top_up'")
+    assert [each["tenant_id"] for each in queued] == [low]
+
+
+@pytest.mark.scenario(85)
+def test_a_declined_payment_grants_nothing_and_is_repeated_a_day_later(stage, wallet, low):
+    look(stage)
+    stage.change("UPDATE top_ups SET state = 'failed'")
+    look(stage)
+    assert bought(stage) == [("failed", 2_500)]
+    assert wallet.balance(low).balance_nanos == 0
+    stage.change("UPDATE top_ups SET created_at = created_at - interval '1 day'")
+    look(stage)
+    assert bought(stage) == [("failed", 2_500), ("pending", 2_500)]
+
+
+def test_the_months_cap_ends_it_and_the_next_month_begins_again(stage, low):
+    for _ in range(3):
+        look(stage)
+        stage.change("UPDATE top_ups SET state = 'paid'")
+    assert bought(stage) == [("paid", 2_500), ("paid", 2_500)]
+    stage.change("UPDATE top_ups SET created_at = created_at - interval '32 days'")
+    look(stage)
+    assert len(bought(stage)) == 3
+
+
+@pytest.mark.scenario(86)
+def test_what_an_owner_buys_by_hand_does_not_count_and_turns_nothing_on(stage, wallet, low):
+    stage.change(
+        "INSERT INTO top_ups (id, tenant_id, amount_cents, state, created_at)"
+        f" VALUES ('top_by_hand', '{low}', 5000, 'pending', now())"
+    )
+    look(stage)
+    assert bought(stage) == [("pending", 5_000), ("pending", 2_500)]
+    other = stage.tenant()
+    wallet.grant(other, 1)
+    with unit_of_work(stage.engine) as session:
+        assert terms.read(session, other).auto_top_up is None
