@@ -29,7 +29,6 @@ from billing.limits.limit_alerts import LimitAlerts
 from billing.limits.spending_runner import SpendingRunner
 from billing.metering import OUTAGES, Meter
 from billing.notifications import delivery
-from billing.payments.auto_top_ups import AutoTopUps
 from billing.payments.background import payments_of
 from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair

@@ -8,7 +8,6 @@ import pytest
 
 from billing.invoices import credit_notes, endings
 from billing.ledger import AccountRef, balance_nanos
-from billing.payments.auto_top_ups import AutoTopUps
 from billing.payments.operations import ChargeTopUp
 from billing.payments.tenora_books import TenoraBooks
 from core.db import unit_of_work
@@ -108,22 +107,3 @@ def test_a_paid_top_up_is_a_paid_lot_of_credit(stage, payments):
     payments.receive()
     assert balance(stage, "credits_paid", tenant) == -cents_to_nanos(2_500)
     assert balance(stage, "cash") == cents_to_nanos(2_500)
-
-
-@pytest.mark.parametrize(("card", "credit", "spent"), [("visa", 2_500, 2_500), ("chargeDeclinedLostCard", 0, 0)])
-def test_an_automatic_top_up_is_one_payment_and_credit_comes_after_it(stage, payments, card, credit, spent):
-    tenant = payments.tenant(card, tenant_id=stage.tenant())
-
-    def standing():
-        with unit_of_work(stage.engine) as session:
-            return AutoTopUps().standing(session, tenant)
-
-    assert (standing().in_flight, standing().month_cents) == (False, 0)
-    with unit_of_work(stage.engine) as session:
-        AutoTopUps().start(session, tenant, 2_500)
-    assert (standing().in_flight, standing().month_cents) == (True, 2_500)
-    assert balance(stage, "credits_paid", tenant) == 0
-    payments.work()
-    assert (standing().in_flight, standing().month_cents) == (False, spent)
-    assert (standing().failed_at is None) == (spent > 0)
-    assert balance(stage, "credits_paid", tenant) == -cents_to_nanos(credit)
