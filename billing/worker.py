@@ -25,6 +25,7 @@ from billing.costs.settings import CostSettings
 from billing.invoices.closing import close_tenant
 from billing.invoices.schedule import PeriodSchedule
 from billing.jobs import Job, JobThreads
+from billing.limits.card_top_ups import CardTopUps
 from billing.limits.limit_alerts import LimitAlerts
 from billing.limits.spending_runner import SpendingRunner
 from billing.metering import OUTAGES, Meter
@@ -241,7 +242,7 @@ def _jobs(
     reconciliation = ReconciliationSchedule(
         engine, run_limits(settings), every=timedelta(seconds=settings.billing_reconcile_s)
     )
-    top_ups = None if StripeSettings().stripe_api_key is None else AutoTopUps()
+    top_ups = None if StripeSettings().stripe_api_key is None else CardTopUps()
     invoice_now = partial(close_tenant, engine, kind="threshold")
     spending = SpendingRunner(engine, meter.watch(), invoice_now=invoice_now, payments=top_ups)
     return [

@@ -91,25 +91,8 @@ def server(settings: ControlSettings, bucket: Bucket) -> uvicorn.Server:
 
 def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
     """The application. It opens no connection before its first request, and closes all connections when it stops."""
-    engine = db.connect(settings.postgres)
-    report_connections = {"postgres_pool_max": settings.web.control_report_connections_max}
-    redis = open_redis(settings.redis.redis_url)
-    resources = Resources(
-        engine=engine,
-        reports=db.connect(settings.postgres.model_copy(update=report_connections)),
-        redis=redis,
-        bucket=bucket,
-        uploads=Uploads(engine, UploadStore(bucket), lifetime_s=settings.upload.upload_url_expires_s),
-        readiness=ReadinessCheck(engine, redis, bucket),
-        pepper=Pepper(*settings.keys.peppers),
-        web=settings.web,
-        upload=settings.upload,
-        notification_rules=NotificationRules(settings.notifications),
-        costs=settings.costs,
-        invoices=settings.invoices,
-        pdf_maker=PdfMaker(settings.documents),
-        payments=PaymentAccess(settings.stripe, settings.webhooks),
-    )
+    resources = _resources(settings, bucket)
+    engine, redis = resources.engine, resources.redis
     authenticator = Authenticator(engine=engine, pepper=resources.pepper, find_principal=api_keys.find_principal)
 
     @asynccontextmanager
@@ -151,6 +134,29 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
     # It wraps the application and is no Litestar middleware: those never see a request that matches no route.
     app.asgi_handler = RequestContext(handler, _slots(settings.web))
     return app
+
+
+def _resources(settings: ControlSettings, bucket: Bucket) -> Resources:
+    """What all requests share."""
+    engine = db.connect(settings.postgres)
+    report_connections = {"postgres_pool_max": settings.web.control_report_connections_max}
+    redis = open_redis(settings.redis.redis_url)
+    return Resources(
+        engine=engine,
+        reports=db.connect(settings.postgres.model_copy(update=report_connections)),
+        redis=redis,
+        bucket=bucket,
+        uploads=Uploads(engine, UploadStore(bucket), lifetime_s=settings.upload.upload_url_expires_s),
+        readiness=ReadinessCheck(engine, redis, bucket),
+        pepper=Pepper(*settings.keys.peppers),
+        web=settings.web,
+        upload=settings.upload,
+        notification_rules=NotificationRules(settings.notifications),
+        costs=settings.costs,
+        invoices=settings.invoices,
+        pdf_maker=PdfMaker(settings.documents),
+        payments=PaymentAccess(settings.stripe, settings.webhooks),
+    )
 
 
 def _slots(web: WebSettings) -> RequestSlots:

@@ -6,11 +6,11 @@ import pytest
 
 from billing.invoices.closing import close_tenant
 from billing.limits import terms
+from billing.limits.card_top_ups import CardTopUps
 from billing.limits.spending_runner import SpendingRunner
 from billing.limits.terms import TermsPatch
 from billing.limits.views import AutoTopUp
 from billing.metering import ActiveTenants
-from billing.payments.auto_top_ups import AutoTopUps
 from core.db import unit_of_work
 
 DOLLAR = 1_000_000_000
@@ -29,7 +29,7 @@ def low(stage, wallet) -> str:
 
 def look(stage) -> None:
     close = partial(close_tenant, stage.engine)
-    SpendingRunner(stage.engine, ActiveTenants(), invoice_now=close, payments=AutoTopUps()).run_once()
+    SpendingRunner(stage.engine, ActiveTenants(), invoice_now=close, payments=CardTopUps()).run_once()
 
 
 def bought(stage) -> list[tuple[str, int]]:
