@@ -131,7 +131,6 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
             _admin(settings, authenticator),
             _tenant(authenticator),
             _openai(authenticator),
-            stripe_webhook(settings.webhooks.payments_webhook_bytes_max),
         ],
         dependencies=providers(resources),
         exception_handlers=HANDLERS,
