@@ -8,6 +8,7 @@ import structlog
 from sqlmodel import Session, select
 
 from billing import ledger, metrics
+from billing.invoices import settlement
 from billing.invoices.event_models import InvoiceEvent
 from billing.invoices.events import append, lock_invoice
 from billing.invoices.models import Invoice
@@ -41,7 +42,8 @@ def record_payment(
 ) -> InvoiceView:
     """Pay an invoice, once for each ``reference`` of its source. Returns the invoice after it.
 
-    A payment of a written-off invoice recovers it. A surplus goes to the tenant's balance, with a warning.
+    A payment of a written-off invoice recovers it. A surplus goes to the tenant's balance, with a warning. An invoice
+    that is paid in another way than by Stripe is not collected any longer.
     Raises NotFound for the invoice, InvalidRequest for an amount that is not positive, and Conflict for a reference
     that named another payment, and for more of the tenant's own credit than is due.
     """
@@ -78,7 +80,7 @@ def record_payment(
             surplus_cents=surplus_cents,
             reference=reference,
         )
-    append(
+    paid = append(
         session,
         invoice_id,
         state,
@@ -89,6 +91,8 @@ def record_payment(
         surplus_cents=surplus_cents,
         actor=actor,
     )
+    if source != "stripe" and applied_cents and paid.status == "paid":
+        settlement.stop_collecting(session, invoice, "paid_elsewhere")
     return read_invoice(session, invoice_id)
 
 

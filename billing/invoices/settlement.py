@@ -56,6 +56,8 @@ def collect_less(session: Session, note: CreditNote) -> None:
     )
 
 
-def stop_collecting(session: Session, invoice: Invoice, how: Literal["void", "uncollectible"]) -> None:
+def stop_collecting(
+    session: Session, invoice: Invoice, how: Literal["void", "uncollectible", "paid_elsewhere"]
+) -> None:
     """Queue the end of an invoice's collection."""
     invoice_collection.end(session, tenant_id=invoice.tenant_id, invoice_id=invoice.id, how=how)

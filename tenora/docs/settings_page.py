@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 from adapters.settings import CacheSettings, StoreSettings
 from billing.costs.settings import CostSettings
 from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
+from billing.payments.settings import PaymentSettings
 from billing.resources.settings import ResourceSettings
 from billing.settings import BillingSettings
 from billing.stripe_settings import StripeSettings
@@ -52,6 +53,7 @@ PROCESSES: Final = (
             CostSettings,
             ResourceSettings,
             StripeSettings,
+            PaymentSettings,
             NotificationSettings,
             DeliverySettings,
             SmtpSettings,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from billing.invoices import credit_notes, endings
+from billing.invoices.payments import record_payment
 from billing.ledger import AccountRef, balance_nanos
 from billing.payments.operations import ChargeTopUp
 from billing.payments.tenora_books import TenoraBooks
@@ -97,6 +98,21 @@ def test_a_voided_invoice_is_voided_at_stripe(stage, payments):
     payments.work()
     assert payments.of(invoice.id).status == "void"
     assert payments.case(invoice.id)["state"] == "ended"
+
+
+def test_an_invoice_that_is_paid_by_hand_is_not_charged_at_stripe_afterwards(stage, payments):
+    tenant, invoice = invoiced(stage, payments, card=None)
+    payments.work()
+    with unit_of_work(stage.engine) as session:
+        record_payment(session, invoice_id=invoice.id, amount_cents=600, source="manual", reference="transfer 17")
+    payments.save_card(tenant, "visa")
+    payments.receive()
+    payments.dunning.run_once()
+    payments.work()
+    assert (payments.of(invoice.id).status, payments.case(invoice.id)["state"]) == ("paid", "ended")
+    assert payments.sdk.v1.charges.list({"customer": payments.customer(tenant)}).data == []
+    assert stage.invoice(invoice.id).invoice.paid_cents == 600
+    assert balance(stage, "customer_balance", tenant) == 0
 
 
 @pytest.mark.scenario(80)

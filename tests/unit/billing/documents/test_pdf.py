@@ -62,7 +62,8 @@ def font_of(path: Path, chars: str) -> Path:
     builder.setupGlyf({name: pen.glyph() for name in glyphs})
     builder.setupHorizontalMetrics(dict.fromkeys(glyphs, (800, 0)))
     builder.setupHorizontalHeader(ascent=800, descent=-200)
-    builder.setupNameTable({"familyName": "Squares", "styleName": "Regular", "psName": "Squares"})
+    name = f"Squares-{len(glyphs)}-{ord(chars[0]):X}"  # pdfium keeps a font by its name over several documents
+    builder.setupNameTable({"familyName": "Squares", "styleName": "Regular", "psName": name})
     builder.setupOS2()
     builder.setupPost()
     builder.save(path)
