@@ -57,7 +57,9 @@ class StrictRequest(Request[Any, Any, State]):
 
 
 def refuse_unknown_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """A guard. A misspelled parameter would else be ignored, and the answer would look right. Raises InvalidRequest."""
+    """A guard. A misspelled parameter would else be ignored, and the answer would look right. No value has a NUL, which
+    Postgres does not store. Raises InvalidRequest.
+    """
     if not connection.query_params or connection.scope.get("method") == "OPTIONS":
         return
     fields = handler.parsed_fn_signature.parameters.items()
@@ -67,6 +69,9 @@ def refuse_unknown_parameters(connection: ASGIConnection[Any, Any, Any, Any], ha
         raise InvalidRequest(
             f"{unknown[0]}: unknown query parameter. {fix}", code="unknown_parameter", param=unknown[0]
         )
+    for name, value in connection.query_params.multi_items():
+        if "\x00" in str(value):
+            raise InvalidRequest(f"{name}: leave out control characters.", param=name)
 
 
 def _not_json(body: bytes, error: msgspec.DecodeError) -> InvalidRequest:
