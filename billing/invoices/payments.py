@@ -71,15 +71,7 @@ def record_payment(
     if state.status == "uncollectible" and applied_cents:
         state = _recover(session, invoice, state, applied_cents)
     if surplus_cents:
-        metrics.SURPLUS_PAYMENTS.inc()
-        _log.warning(
-            "a payment exceeds what is due; the surplus is on the balance",
-            invoice_id=invoice_id,
-            tenant_id=invoice.tenant_id,
-            status=state.status,
-            surplus_cents=surplus_cents,
-            reference=reference,
-        )
+        _warn_of_surplus(invoice, state, surplus_cents, reference)
     paid = append(
         session,
         invoice_id,
@@ -94,6 +86,18 @@ def record_payment(
     if source != "stripe" and applied_cents and paid.status == "paid":
         settlement.stop_collecting(session, invoice, "paid_elsewhere")
     return read_invoice(session, invoice_id)
+
+
+def _warn_of_surplus(invoice: Invoice, state: InvoiceState, surplus_cents: int, reference: str) -> None:
+    metrics.SURPLUS_PAYMENTS.inc()
+    _log.warning(
+        "a payment exceeds what is due; the surplus is on the balance",
+        invoice_id=invoice.id,
+        tenant_id=invoice.tenant_id,
+        status=state.status,
+        surplus_cents=surplus_cents,
+        reference=reference,
+    )
 
 
 def _require_same(known: InvoiceEvent, invoice_id: str, amount_cents: int) -> None:
