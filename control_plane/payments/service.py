@@ -23,7 +23,7 @@ from control_plane.payments.schemas import NewPortal, NewSetup, NewTopUp
 from control_plane.tenants import service as tenants
 from control_plane.tenants.schemas import TenantPatch
 from core.db import unit_of_work
-from core.errors import Conflict, InvalidRequest, Unavailable
+from core.errors import Conflict, InvalidRequest
 from core.ids import new_id
 
 T = TypeVar("T", bound=Any)
@@ -42,9 +42,9 @@ class PaymentAccess:
         self.live = stripe.is_live
 
     def require(self) -> StripeAccount:
-        """The account. Raises Unavailable where Stripe is not set up."""
+        """The account. Raises Conflict where Stripe is not set up."""
         if self._account is None:
-            raise Unavailable(
+            raise Conflict(
                 "This installation takes no payments. Its operator must set TENORA_STRIPE_API_KEY.",
                 code="payments_not_set_up",
             )
@@ -64,7 +64,7 @@ class PaymentAccess:
 def open_page(
     session: Session, access: PaymentAccess, data: NewSetup | NewPortal | NewTopUp, *, tenant_id: str, actor: str
 ) -> PaymentPageView:
-    """Queue a page of Stripe's for the tenant's owner. Raises Unavailable where Stripe is not set up."""
+    """Queue a page of Stripe's for the tenant's owner. Raises Conflict where Stripe is not set up."""
     access.require()
     tenant = tenants.get(session, tenant_id)
     outbox.open_queue(session, tenant_id, name=tenant.name)
@@ -95,8 +95,8 @@ def open_page(
 def open_on_test_clock(
     session: Session, access: PaymentAccess, tenant_id: str, *, test_clock: str, actor: str
 ) -> PaymentQueueView:
-    """Create the tenant's customer at Stripe on a test clock. Raises NotFound, Unavailable where Stripe is not set up,
-    InvalidRequest with a live key, and Conflict when the tenant has a customer already.
+    """Create the tenant's customer at Stripe on a test clock. Raises NotFound, InvalidRequest with a live key, and
+    Conflict where Stripe is not set up and when the tenant has a customer already.
     """
     access.require()
     if access.live:

@@ -150,7 +150,7 @@ def test_without_stripe_nothing_is_sold(postgres_settings, redis_settings, s3_se
     )
     with running_api(settings) as bare:
         refused = bare.tenant().http.post("/api/v1/billing/setup", json=URLS)
-        assert (refused.status_code, refused.json()["code"]) == (503, "payments_not_set_up")
+        assert (refused.status_code, refused.json()["code"]) == (409, "payments_not_set_up")
         assert post(bare, body_of(), SECRET).status_code == 503
 
 
