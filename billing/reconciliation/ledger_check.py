@@ -39,12 +39,8 @@ SELECT i.id, i.tenant_id, i.amount_nanos, i.net_cents, i.total_cents, l.nanos, l
     t.receivable, d.documents
 FROM invoices i
 LEFT JOIN LATERAL (
-    SELECT sum(nanos)::bigint AS nanos, sum(cents)::bigint AS cents FROM (
-        SELECT 0 AS nanos, 0 AS cents
-        UNION ALL SELECT amount_nanos, amount_cents FROM invoice_lines WHERE invoice_id = i.id
-        UNION ALL SELECT 0, -amount_cents FROM invoice_credits WHERE invoice_id = i.id
-        UNION ALL SELECT 0, tax_cents FROM invoice_tax_lines WHERE invoice_id = i.id
-    ) parts
+    SELECT coalesce(sum(amount_nanos), 0)::bigint AS nanos, coalesce(sum(amount_cents), 0)::bigint AS cents
+    FROM invoice_lines WHERE invoice_id = i.id
 ) l ON true
 LEFT JOIN LATERAL (
     SELECT coalesce(sum(amount_cents), 0)::bigint AS cents FROM invoice_credits WHERE invoice_id = i.id

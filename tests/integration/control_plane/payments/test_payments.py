@@ -151,7 +151,7 @@ def test_without_stripe_nothing_is_sold(postgres_settings, redis_settings, s3_se
     with running_api(settings) as bare:
         refused = bare.tenant().http.post("/api/v1/billing/setup", json=URLS)
         assert (refused.status_code, refused.json()["code"]) == (409, "payments_not_set_up")
-        assert post(bare, body_of(), SECRET).status_code == 503
+        assert post(bare, body_of(), SECRET).status_code == 409
 
 
 def test_a_tenant_saves_a_card_buys_credit_and_opens_the_portal(api, stage):
