@@ -31,9 +31,30 @@ def render_scenarios() -> str:
 
 
 def _marked(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """The numbers in the marks of each test: its own, those of its parameters, and those of the whole module."""
+    tables = {
+        target.id: node.value
+        for node in module.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    of_all = _numbers(tables["pytestmark"]) if "pytestmark" in tables else []
     for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            sentence = node.name.removeprefix("test_").replace("_", " ")
+            numbers = [*of_all]
             for mark in node.decorator_list:
-                if isinstance(mark, ast.Call) and getattr(mark.func, "attr", "") == "scenario":
-                    sentence = node.name.removeprefix("test_").replace("_", " ")
-                    yield from ((ast.literal_eval(number), sentence) for number in mark.args)
+                numbers += _numbers(mark)
+                named = {each.id for each in ast.walk(mark) if isinstance(each, ast.Name)}
+                numbers += [number for name in sorted(named & tables.keys()) for number in _numbers(tables[name])]
+            yield from ((number, sentence) for number in numbers)
+
+
+def _numbers(marks: ast.AST) -> list[int]:
+    return [
+        ast.literal_eval(number)
+        for call in ast.walk(marks)
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "scenario"
+        for number in call.args
+    ]

@@ -97,6 +97,7 @@ def test_a_worker_killed_between_commit_and_acknowledgement_bills_nothing_twice(
     )
 
 
+@pytest.mark.scenario(70)
 def test_a_worker_killed_again_and_again_loses_nothing_and_bills_nothing_twice(stage, env, tmp_path):
     tenant = stage.tenant()
     chance = random.Random(20_261_120)

@@ -8,12 +8,13 @@ import pytest
 
 from billing import ledger
 from billing.charges.adjustment_runner import AdjustmentRunner
+from billing.invoices.drafts import read_drafts
 from billing.ledger import AccountRef
 from billing.metering import ActiveTenants
 from billing.prices import price_book
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.subscriptions import assignments
-from core import redis_keys
+from core import clock, redis_keys
 from core.contracts.grants import Prices, TenantGrant
 from core.db import unit_of_work
 from core.ids import new_id
@@ -49,6 +50,28 @@ def runner(stage) -> AdjustmentRunner:
 def unbilled(stage, tenant: str) -> int:
     with unit_of_work(stage.engine) as session:
         return ledger.balance_nanos(session, AccountRef("usage_unbilled", tenant))
+
+
+@pytest.mark.scenario(27)
+def test_an_event_in_the_grace_across_a_tier_border_gives_the_draft_of_a_fresh_calculation(stage):
+    minute_ago = clock.to_ms(stage.now() - timedelta(minutes=1))
+    adjusted, fresh = tiered_tenant(stage, "graduated"), tiered_tenant(stage, "graduated")
+    use(stage, adjusted, 900_000)
+    runner(stage).adjust_tenant(adjusted)
+    use(stage, adjusted, 200_000, settled_at_ms=minute_ago)
+    use(stage, fresh, 200_000, settled_at_ms=minute_ago)
+    use(stage, fresh, 900_000)
+    of_both = [
+        [
+            (line.tier, line.quantity, line.amount_nanos)
+            for draft in read_drafts(stage.engine, tenant, grace=timedelta(hours=1))
+            for line in draft.lines
+            if line.kind == "output_tokens"
+        ]
+        for tenant in (adjusted, fresh)
+    ]
+    assert of_both[0] == of_both[1]
+    assert sum(nanos for _, _, nanos in of_both[0]) == 600_000_000 + 50_000_000
 
 
 def test_usage_is_recorded_at_the_highest_price_and_adjusted_to_its_tier(stage):

@@ -159,7 +159,7 @@ def test_a_period_cannot_end_in_the_future_or_without_an_offset(stage):
         stage.close(datetime(2026, 1, 1))  # noqa: DTZ001 - naive on purpose
 
 
-@pytest.mark.scenario(102)
+@pytest.mark.scenario(102, 103)
 @pytest.mark.parametrize(("nanos", "total_cents"), [(5_100_000, 510), (4_900_000, 490)])
 def test_a_thousand_small_lines_are_rounded_once(stage, nanos, total_cents):
     at = Prices(input_nanos=nanos, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)

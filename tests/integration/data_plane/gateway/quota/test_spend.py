@@ -43,6 +43,7 @@ async def race(urls: list[str], key: str, bodies: list[dict]) -> Counter[int]:
         return Counter(await asyncio.gather(*(one(number, body) for number, body in enumerate(bodies))))
 
 
+@pytest.mark.scenario(91)
 async def test_a_thousand_ten_cent_requests_through_four_gateways_spend_exactly_five_dollars(stack):
     tenant = stack.tenant(prices=CENT, spend_ceiling_nanos=DOLLARS)
     stack.witness.faults(output_tokens=10)
