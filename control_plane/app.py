@@ -101,6 +101,8 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         threads = 2 * settings.web.control_requests_max + settings.web.control_admin_requests_max
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="request"))
         yield
+        # A request that still runs returns its connections before they are closed.
+        await asyncio.get_running_loop().shutdown_default_executor()
         resources.redis.close()
         resources.notification_rules.close()
         resources.engine.dispose()

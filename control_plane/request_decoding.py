@@ -71,7 +71,7 @@ def refuse_unknown_parameters(connection: ASGIConnection[Any, Any, Any, Any], ha
         )
     for name, value in connection.query_params.multi_items():
         if "\x00" in str(value):
-            raise InvalidRequest(f"{name}: leave out control characters.", param=name)
+            raise InvalidRequest(f"{name}: has a NUL character; leave it out.", param=name)
 
 
 def _not_json(body: bytes, error: msgspec.DecodeError) -> InvalidRequest:
