@@ -50,11 +50,6 @@ class StripeSettings(Fragment):
         description="Most objects that a search for a lost answer reads at Stripe. Above it the search fails.",
     )
 
-    @property
-    def is_live(self) -> bool:
-        """Whether the key moves real money."""
-        return self.stripe_api_key is not None and "_live_" in self.stripe_api_key.get_secret_value()[:8]
-
     @field_validator("stripe_api_key")
     @classmethod
     def _is_secret_key(cls, key: SecretStr | None) -> SecretStr | None:

@@ -19,6 +19,7 @@ from sqlalchemy import RowMapping
 from sqlmodel import Session
 
 from billing.costs.rates import MS_PER_HOUR
+from billing.periods import month_start
 from core import clock
 from core.money import NANOS_PER_DOLLAR
 
@@ -93,7 +94,7 @@ def focus_csv(session: Session, *, start_ms: int, end_ms: int, issuer: str) -> I
 
 def _cells(row: RowMapping, share: LineShare, issuer: str) -> tuple[str, ...]:
     begins, ends = clock.from_ms(row["hour_ms"]), clock.from_ms(row["hour_ms"] + MS_PER_HOUR)
-    month = begins.replace(day=1, hour=0)
+    month = month_start(begins)
     next_month = month.replace(year=month.year + month.month // 12, month=month.month % 12 + 1)
     cost, hours = decimal(row["nanos"]), decimal(share.hours)
     element = f'"AllocatedRatio": {decimal(share.ratio)}, "UsageUnit": "Hours", "UsageQuantity": {hours}'

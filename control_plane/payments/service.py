@@ -39,7 +39,7 @@ class PaymentAccess:
         self._account = None if stripe.stripe_api_key is None else StripeAccount(stripe)
         self._wait_s = settings.payments_page_wait_ms / 1000
         self.simulated = stripe.stripe_api_base is not None
-        self.live = stripe.is_live
+        self.live = stripe.livemode
 
     def require(self) -> StripeAccount:
         """The account. Raises Conflict where Stripe is not set up."""

@@ -1,4 +1,6 @@
-"""What follows a payment that failed: attempts by schedule, an owner who has to act, suspension, and restoration."""
+"""What follows a payment that failed: attempts by schedule, waiting for the card's owner, suspension, and
+restoration.
+"""
 
 import time
 from datetime import UTC, datetime, timedelta
