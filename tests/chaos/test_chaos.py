@@ -14,6 +14,7 @@ from tests.chaos.platform import PLANS, PRICES, platform
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import create_database, wait_until
 
+
 @pytest.fixture(scope="module")
 def running_platform(postgres_server, migrated_template, tmp_path_factory):
     database = create_database(postgres_server, "chaos", migrated_template)
