@@ -183,10 +183,15 @@ class AdminPayments(Controller):
 
     @post("/alarms/{alarm_id:str}/seen", sync_to_thread=True, status_code=200)
     def mark_payment_alarm_seen(
-        self, alarm_id: FromPath[str], idempotent: NamedDependency[IdempotentRequest]
+        self,
+        alarm_id: FromPath[str],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
     ) -> Response[PaymentAlarmView]:
         """Note that somebody has looked at an alarm."""
-        return idempotent.run(lambda session: queries.mark_alarm_seen(session, alarm_id), status_code=200)
+        return idempotent.run(
+            lambda session: service.mark_alarm_seen(session, alarm_id, actor=principal.key_id), status_code=200
+        )
 
     @get("/events", sync_to_thread=True)
     def list_stripe_events(

@@ -12,7 +12,7 @@ from sqlmodel import Session
 from billing.payments import event_store, outbox, queries, queue, standings
 from billing.payments.operations import OpenPortal, OpenSetupPage, OpenTopUpPage
 from billing.payments.settings import WebhookSettings
-from billing.payments.views import PaymentPageView, PaymentQueueView, StripeEventView
+from billing.payments.views import PaymentAlarmView, PaymentPageView, PaymentQueueView, StripeEventView
 from billing.stripe_client import StripeAccount
 from billing.stripe_objects import StripeEvent
 from billing.stripe_settings import StripeSettings
@@ -134,6 +134,13 @@ def resume_queue(session: Session, tenant_id: str, *, cancel: bool, actor: str) 
     audit.record(session, actor=actor, action=action, target=tenant_id, tenant_id=tenant_id, details={})
     session.flush()
     return queries.get_queue(session, tenant_id)
+
+
+def mark_alarm_seen(session: Session, alarm_id: str, *, actor: str) -> PaymentAlarmView:
+    """Note that an admin has looked at an alarm. Raises NotFound."""
+    seen = queries.mark_alarm_seen(session, alarm_id)
+    audit.record(session, actor=actor, action="payment_alarm.seen", target=alarm_id, tenant_id=seen.tenant_id)
+    return seen
 
 
 def handle_again(session: Session, event_id: str, *, actor: str) -> StripeEventView:
