@@ -238,7 +238,7 @@ def stripe_webhook(body_bytes_max: int) -> HTTPRouteHandler:
         """Store an event whose signature is right. Fails closed: what is not stored is not accepted, and Stripe posts
         it again.
         """
-        event = payment_access.require().event_from_webhook(raw_body, stripe_signature)
+        event = payment_access.event_of(raw_body, stripe_signature)
         return EventReceived(new=service.store_event(engine, event))
 
     return receive_stripe_event

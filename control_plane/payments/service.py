@@ -13,7 +13,7 @@ from billing.payments import event_store, outbox, queries, queue, standings
 from billing.payments.operations import OpenPortal, OpenSetupPage, OpenTopUpPage
 from billing.payments.settings import WebhookSettings
 from billing.payments.views import PaymentAlarmView, PaymentPageView, PaymentQueueView, StripeEventView
-from billing.stripe_client import StripeAccount
+from billing.stripe_client import event_from_webhook
 from billing.stripe_objects import StripeEvent
 from billing.stripe_settings import StripeSettings
 from control_plane.audit import service as audit
@@ -33,22 +33,29 @@ _ACTOR = "dunning"
 
 
 class PaymentAccess:
-    """What the web process knows of Stripe: whether it is set up, whether it is simulated, and who signs webhooks."""
+    """What the web process knows of Stripe: whether it is set up, whether it is simulated, and who signs webhooks. It
+    calls nothing at Stripe and needs no key.
+    """
 
     def __init__(self, stripe: StripeSettings, settings: WebhookSettings) -> None:
-        self._account = None if stripe.stripe_api_key is None else StripeAccount(stripe)
+        self._stripe = stripe
         self._wait_s = settings.payments_page_wait_ms / 1000
         self.simulated = stripe.stripe_api_base is not None
         self.live = stripe.livemode
 
-    def require(self) -> StripeAccount:
-        """The account. Raises Conflict where Stripe is not set up."""
-        if self._account is None:
+    def require(self) -> None:
+        """Raises Conflict where Stripe is not set up."""
+        if not self._stripe.set_up:
             raise Conflict(
-                "This installation takes no payments. Its operator must set TENORA_STRIPE_API_KEY.",
+                "This installation takes no payments. Its operator must set TENORA_STRIPE_WEBHOOK_SECRET here, and "
+                "TENORA_STRIPE_API_KEY for the billing worker.",
                 code="payments_not_set_up",
             )
-        return self._account
+
+    def event_of(self, body: bytes, signature: str | None) -> StripeEvent:
+        """The event of a webhook. Raises Conflict where Stripe is not set up, and InvalidRequest."""
+        self.require()
+        return event_from_webhook(self._stripe, body, signature)
 
     def wait_for_page(self, engine: Engine, *, tenant_id: str, page_id: str) -> PaymentPageView:
         """The page, once the billing worker has opened it, or as it is after the longest wait."""

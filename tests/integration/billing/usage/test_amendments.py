@@ -190,8 +190,8 @@ def test_amendments_are_written_once(stage):
 
 FORGED = """
 INSERT INTO usage_amendments SELECT r.request_id, :position, :part, :tenant_id, r.input_tokens, r.cached_tokens,
-    r.aborted_prefill_tokens, r.output_tokens, r.kv_page_ms, r.input_nanos, r.cached_input_nanos, r.output_nanos + :more,
-    r.kv_nanos, r.amount_nanos + :more, r.transfer_id, 'forged', 'x', now()
+    r.aborted_prefill_tokens, r.output_tokens, r.kv_page_ms, r.input_nanos, r.cached_input_nanos,
+    r.output_nanos + :more, r.kv_nanos, r.amount_nanos + :more, r.transfer_id, 'forged', 'x', now()
 FROM usage_records r WHERE r.request_id = :request_id
 """
 
