@@ -21,7 +21,7 @@ WHERE c.relnamespace = 'public'::regnamespace AND NOT t.tgisinternal AND p.prona
 
 
 def written_once(connection: psycopg.Connection) -> set[str]:
-    """The tables whose rows a trigger lets nobody change."""
+    """The tables whose rows a trigger protects from every change."""
     return {name for (name,) in connection.execute(WRITTEN_ONCE, [list(TRIGGERS_THAT_FORBID_CHANGES)])}
 
 
