@@ -347,42 +347,40 @@ class StripeAccount:
             page = self._api.events.list({"created": created, "types": list(types), "limit": _PAGE})
             return [StripeEvent.read(each) for each in at_most(page.auto_paging_iter(), self._most)][::-1]
 
-    def event_from_webhook(self, body: bytes, signature: str | None) -> StripeEvent:
-        """The event of a webhook whose signature over the raw body is right. Raises InvalidRequest."""
-        settings = self._settings
-        if not settings.webhook_secrets:
-            raise InvalidRequest(
-                "no signing secret for webhooks is known; set TENORA_STRIPE_WEBHOOK_SECRET",
-                code="stripe_webhook_secret_missing",
-            )
-        reasons: list[str] = []
-        for secret in settings.webhook_secrets:
-            try:
-                event = self._client.construct_event(body, signature, secret, settings.stripe_webhook_age_s_max)
-                livemode, read = event.livemode, StripeEvent.read(event)
-            except stripe.SignatureVerificationError as error:
-                reasons.append(str(error.user_message))
-                continue
-            except (ValueError, AttributeError, TypeError) as error:  # the signature is right, the content is not
-                raise InvalidRequest(
-                    f"the webhook's body is no event: {error}", code="stripe_event_malformed"
-                ) from error
-            if livemode != settings.livemode:
-                raise InvalidRequest(
-                    f"{read.id} has livemode {livemode}, which TENORA_STRIPE_API_KEY has not",
-                    code="stripe_mode_mismatch",
-                    param="livemode",
-                )
-            return read
-        why = next((reason for reason in reasons if "tolerance" in reason), reasons[0])  # too old: the secret is right
-        raise InvalidRequest(
-            f"Stripe-Signature: {why}. Check that TENORA_STRIPE_WEBHOOK_SECRET is this endpoint's secret.",
-            code="stripe_signature_invalid",
-            param="Stripe-Signature",
-        )
-
     def _found(self, listed: Iterable[_Given], our_id: str, read: Callable[[_Given], _Value]) -> _Value | None:
         return with_our_id(listed, our_id, read, self._most)
+
+
+def event_from_webhook(settings: StripeSettings, body: bytes, signature: str | None) -> StripeEvent:
+    """The event of a webhook whose signature over the raw body is right. Needs no key. Raises InvalidRequest."""
+    if not settings.webhook_secrets:
+        raise InvalidRequest(
+            "no signing secret for webhooks is known; set TENORA_STRIPE_WEBHOOK_SECRET",
+            code="stripe_webhook_secret_missing",
+        )
+    reasons: list[str] = []
+    for secret in settings.webhook_secrets:
+        try:
+            event = stripe.Webhook.construct_event(body, signature, secret, settings.stripe_webhook_age_s_max)
+            livemode, read = event.livemode, StripeEvent.read(event)
+        except stripe.SignatureVerificationError as error:
+            reasons.append(str(error.user_message))
+            continue
+        except (ValueError, AttributeError, TypeError) as error:  # the signature is right, the content is not
+            raise InvalidRequest(f"the webhook's body is no event: {error}", code="stripe_event_malformed") from error
+        if livemode != settings.livemode:
+            raise InvalidRequest(
+                f"{read.id} has livemode {livemode}; this installation is in Stripe's {settings.mode} mode",
+                code="stripe_mode_mismatch",
+                param="livemode",
+            )
+        return read
+    why = next((reason for reason in reasons if "tolerance" in reason), reasons[0])  # too old: the secret is right
+    raise InvalidRequest(
+        f"Stripe-Signature: {why}. Check that TENORA_STRIPE_WEBHOOK_SECRET is this endpoint's secret.",
+        code="stripe_signature_invalid",
+        param="Stripe-Signature",
+    )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ The connection itself is in ``billing.stripe_client``.
 """
 
 import re
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -22,6 +22,11 @@ class StripeSettings(Fragment):
     stripe_api_key: SecretStr | None = Field(
         default=None,
         description="Secret key of Stripe: sk_test_… or sk_live_…. Without it nothing is sent to Stripe.",
+    )
+    stripe_mode: Literal["test", "live"] = Field(
+        default="test",
+        description="Stripe's mode, for the web process, which has no key: it refuses webhooks of the other mode. "
+        "Where there is a key, the key decides.",
     )
     stripe_api_base: str | None = Field(
         default=None,
@@ -78,6 +83,12 @@ class StripeSettings(Fragment):
                 "TENORA_STRIPE_API_BASE names a simulator, but TENORA_STRIPE_API_KEY is a live key. Unset "
                 "TENORA_STRIPE_API_BASE to use Stripe, or set a key that begins with sk_test_.",
             )
+        if key is None and info.data.get("stripe_mode") == "live":
+            raise PydanticCustomError(
+                "live_mode_with_simulator",
+                "TENORA_STRIPE_API_BASE names a simulator, but TENORA_STRIPE_MODE is live. Unset "
+                "TENORA_STRIPE_API_BASE to use Stripe, or set the mode to test.",
+            )
         return base
 
     @field_validator("stripe_webhook_secret", "stripe_webhook_secret_previous")
@@ -98,6 +109,18 @@ class StripeSettings(Fragment):
         return tuple(each.get_secret_value() for each in both if each is not None)
 
     @property
+    def set_up(self) -> bool:
+        """Whether payments go to Stripe: the billing worker has the key, the web process a secret of webhooks."""
+        return self.stripe_api_key is not None or bool(self.webhook_secrets)
+
+    @property
+    def mode(self) -> Literal["test", "live"]:
+        """Stripe's mode: of the key, or as set where there is none."""
+        if self.stripe_api_key is None:
+            return self.stripe_mode
+        return "live" if "_live_" in self.stripe_api_key.get_secret_value()[:8] else "test"
+
+    @property
     def livemode(self) -> bool:
-        """Whether the key moves real money."""
-        return self.stripe_api_key is not None and "_live_" in self.stripe_api_key.get_secret_value()[:8]
+        """Whether real money is moved."""
+        return self.mode == "live"

@@ -23,7 +23,6 @@ _MASTER: Final = {WEB: _CHANGE, WORKER: _READ}
 _SHARED: Final = {WEB: _CHANGE, WORKER: _CHANGE}
 _PRICES: Final = {WEB: _ADD, WORKER: _READ, BILLING: _READ}
 _SUMS: Final = {WEB: _READ, WORKER: _READ, BILLING: "SELECT, INSERT, UPDATE"}
-_AMENDED_SUMS: Final = {**_SUMS, WEB: "SELECT, INSERT, UPDATE"}  # an admin's amendment corrects them
 _METERED: Final = {WEB: _READ, BILLING: _ADD}
 _COSTS: Final = {WEB: _READ, WORKER: _READ, BILLING: _ADD}
 _LEDGER: Final = {WEB: _ADD, WORKER: _READ, BILLING: _ADD}
@@ -76,8 +75,8 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "replica_revisions": _METERED,
     "pin_events": {WEB: _ADD, WORKER: _ADD},
     "usage_records": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
-    "usage_hours": _AMENDED_SUMS,
-    "usage_months": _AMENDED_SUMS,
+    "usage_hours": _SUMS,
+    "usage_months": _SUMS,
     "usage_replica_hours": _SUMS,
     "usage_amendments": _LEDGER,
     "engine_counts": _SUMS,

@@ -12,7 +12,6 @@ from sqlmodel import Session, col, select
 from billing import ledger
 from billing.charges.models import UsageAdjustment
 from billing.periods import Period
-from billing.usage import sums
 from core.db import database_now
 from core.ids import new_id
 
@@ -69,5 +68,4 @@ def _post(session: Session, tenant_id: str, period: Period, amount_nanos: int, u
             created_at=now,
         )
     )
-    sums.add_adjustment(session, tenant_id, now, usage_nanos)
     session.flush()

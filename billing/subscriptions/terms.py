@@ -59,6 +59,17 @@ def change_calendar(session: Session, tenant_id: str, calendar: BillingCalendar)
     return CalendarFrom(boundary, calendar)
 
 
+def begun_between(session: Session, after: datetime | None, until: datetime) -> list[str]:
+    """The tenants of which a later calendar has begun after ``after``, if it is given, and by ``until``."""
+    begun = [
+        col(TenantCalendar.effective_from) > col(TenantCalendar.created_at),
+        col(TenantCalendar.effective_from) <= until,
+    ]
+    if after is not None:
+        begun.append(col(TenantCalendar.effective_from) > after)
+    return sorted(set(session.exec(select(TenantCalendar.tenant_id).where(*begun))))
+
+
 def check(calendar: BillingCalendar) -> None:
     """Raise InvalidRequest, naming the field, for a zone that does not exist or an anchor that is out of range."""
     if calendar.zone not in available_timezones():

@@ -1,8 +1,9 @@
 """Amends or voids what a request was recorded as, before its period is invoiced. The record itself stays as it is.
 
 An amendment is written beside the record: what was charged is reversed, and what should have been charged replaces it,
-each with a transfer of its own. The sums are corrected in the same transaction. The tenant's subscription is held
-meanwhile, so no close sees half of it. After the invoice a correction is a credit note, and an amendment is refused.
+each with a transfer of its own. A trigger corrects the sums (``usage_amendments_counted``), so the process that amends
+cannot write them. The tenant's subscription is held meanwhile, so no close sees half of it. After the invoice a
+correction is a credit note, and an amendment is refused.
 """
 
 from datetime import datetime
@@ -15,7 +16,6 @@ from sqlmodel import Session, col, select
 from billing import ledger
 from billing.prices import price_book
 from billing.subscriptions.billed_until import lock_billed_until
-from billing.usage import sums
 from billing.usage.models import UsageAmendment, UsageRecord
 from billing.views import AmendedUsageView, AmendmentView
 from core.contracts.usage import REST
@@ -62,8 +62,6 @@ def amend(
     after = _rated(session, {**before, **wanted}, {name: before[name] for name in _QUANTITIES})
     _reverse(session, before, reason=reason, actor=actor)
     _write(session, "replacement", after, reason=reason, actor=actor)
-    sums.amend(session, before, after)
-    session.flush()
     return _view(session, record)
 
 
@@ -76,14 +74,9 @@ def void(session: Session, request_id: str, *, reason: str, actor: str) -> Amend
     _hold_uninvoiced(session, record)
     if rest is not None:
         _hold_uninvoiced(session, rest)
-    estimate = _usage_now(session, record.request_id)
-    _reverse(session, estimate, reason=reason, actor=actor)
-    sums.amend(session, estimate, None)
-    if rest is not None:
-        before = _usage_now(session, rest.request_id)
-        _reverse(session, before, reason=reason, actor=actor)
-        sums.amend(session, before, None, estimate=estimate)
-    session.flush()
+    for each in (record, rest):
+        if each is not None:
+            _reverse(session, _usage_now(session, each.request_id), reason=reason, actor=actor)
     return _view(session, record)
 
 

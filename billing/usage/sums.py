@@ -1,5 +1,5 @@
 """The sums of usage records by hour and month: written with the records, read by reports, quotas and closes. The sums
-by replica are read by reconciliation.
+by replica are read by reconciliation. Triggers add amendments and adjustments to the sums when they are inserted.
 
 The sums of a batch are added up here first, so that a batch costs one row per owner and hour instead of one per
 request. Rows are written in the order of their keys, so that two workers wait for each other and do not deadlock.
@@ -68,27 +68,6 @@ def add(session: Session, records: Iterable[tuple[Row, Row | None]]) -> None:
     _write(session, UsageHour, HOUR_KEY, HOUR_SUMS, hours)
     _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, months)
     _write(session, UsageReplicaHour, _REPLICA_KEY, _REPLICA_SUMS, replicas, changed_at=database_now(session))
-
-
-def amend(session: Session, before: Row, after: Row | None, *, estimate: Row | None = None) -> None:
-    """Take back what a record was counted as, and count what it is now, if anything. The sums by replica stay. A rest
-    comes with the estimate that it was counted with.
-    """
-    hours: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
-    months: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
-    month = (before["tenant_id"], month_start(before["settled_at"]), before["key_id"])
-    for row, add_or_subtract in ((before, Counter.subtract), (after, Counter.update)):
-        if row is not None:
-            add_or_subtract(hours[_hour_key(row)], _hour_sums(row, estimate))
-            add_or_subtract(months[month], {name: row[name] for name in _MONTH_SUMS})
-    _write(session, UsageHour, HOUR_KEY, HOUR_SUMS, hours)
-    _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, months)
-
-
-def add_adjustment(session: Session, tenant_id: str, at: datetime, amount_nanos: int) -> None:
-    """Add an adjustment to the tenant's spending of the month ``at`` lies in. It belongs to no key."""
-    added = {(tenant_id, month_start(at), ""): Counter({"amount_nanos": amount_nanos})}
-    _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, added)
 
 
 def _hour_key(row: Row) -> tuple[Any, ...]:

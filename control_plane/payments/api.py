@@ -183,10 +183,15 @@ class AdminPayments(Controller):
 
     @post("/alarms/{alarm_id:str}/seen", sync_to_thread=True, status_code=200)
     def mark_payment_alarm_seen(
-        self, alarm_id: FromPath[str], idempotent: NamedDependency[IdempotentRequest]
+        self,
+        alarm_id: FromPath[str],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
     ) -> Response[PaymentAlarmView]:
         """Note that somebody has looked at an alarm."""
-        return idempotent.run(lambda session: queries.mark_alarm_seen(session, alarm_id), status_code=200)
+        return idempotent.run(
+            lambda session: service.mark_alarm_seen(session, alarm_id, actor=principal.key_id), status_code=200
+        )
 
     @get("/events", sync_to_thread=True)
     def list_stripe_events(
@@ -233,7 +238,7 @@ def stripe_webhook(body_bytes_max: int) -> HTTPRouteHandler:
         """Store an event whose signature is right. Fails closed: what is not stored is not accepted, and Stripe posts
         it again.
         """
-        event = payment_access.require().event_from_webhook(raw_body, stripe_signature)
+        event = payment_access.event_of(raw_body, stripe_signature)
         return EventReceived(new=service.store_event(engine, event))
 
     return receive_stripe_event

@@ -12,8 +12,8 @@ from sqlmodel import Session
 from billing.payments import event_store, outbox, queries, queue, standings
 from billing.payments.operations import OpenPortal, OpenSetupPage, OpenTopUpPage
 from billing.payments.settings import WebhookSettings
-from billing.payments.views import PaymentPageView, PaymentQueueView, StripeEventView
-from billing.stripe_client import StripeAccount
+from billing.payments.views import PaymentAlarmView, PaymentPageView, PaymentQueueView, StripeEventView
+from billing.stripe_client import event_from_webhook
 from billing.stripe_objects import StripeEvent
 from billing.stripe_settings import StripeSettings
 from control_plane.audit import service as audit
@@ -33,22 +33,29 @@ _ACTOR = "dunning"
 
 
 class PaymentAccess:
-    """What the web process knows of Stripe: whether it is set up, whether it is simulated, and who signs webhooks."""
+    """What the web process knows of Stripe: whether it is set up, whether it is simulated, and who signs webhooks. It
+    calls nothing at Stripe and needs no key.
+    """
 
     def __init__(self, stripe: StripeSettings, settings: WebhookSettings) -> None:
-        self._account = None if stripe.stripe_api_key is None else StripeAccount(stripe)
+        self._stripe = stripe
         self._wait_s = settings.payments_page_wait_ms / 1000
         self.simulated = stripe.stripe_api_base is not None
         self.live = stripe.livemode
 
-    def require(self) -> StripeAccount:
-        """The account. Raises Conflict where Stripe is not set up."""
-        if self._account is None:
+    def require(self) -> None:
+        """Raises Conflict where Stripe is not set up."""
+        if not self._stripe.set_up:
             raise Conflict(
-                "This installation takes no payments. Its operator must set TENORA_STRIPE_API_KEY.",
+                "This installation takes no payments. Its operator must set TENORA_STRIPE_WEBHOOK_SECRET here, and "
+                "TENORA_STRIPE_API_KEY for the billing worker.",
                 code="payments_not_set_up",
             )
-        return self._account
+
+    def event_of(self, body: bytes, signature: str | None) -> StripeEvent:
+        """The event of a webhook. Raises Conflict where Stripe is not set up, and InvalidRequest."""
+        self.require()
+        return event_from_webhook(self._stripe, body, signature)
 
     def wait_for_page(self, engine: Engine, *, tenant_id: str, page_id: str) -> PaymentPageView:
         """The page, once the billing worker has opened it, or as it is after the longest wait."""
@@ -134,6 +141,13 @@ def resume_queue(session: Session, tenant_id: str, *, cancel: bool, actor: str) 
     audit.record(session, actor=actor, action=action, target=tenant_id, tenant_id=tenant_id, details={})
     session.flush()
     return queries.get_queue(session, tenant_id)
+
+
+def mark_alarm_seen(session: Session, alarm_id: str, *, actor: str) -> PaymentAlarmView:
+    """Note that an admin has looked at an alarm. Raises NotFound."""
+    seen = queries.mark_alarm_seen(session, alarm_id)
+    audit.record(session, actor=actor, action="payment_alarm.seen", target=alarm_id, tenant_id=seen.tenant_id)
+    return seen
 
 
 def handle_again(session: Session, event_id: str, *, actor: str) -> StripeEventView:

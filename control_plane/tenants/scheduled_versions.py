@@ -1,5 +1,5 @@
-"""Publishes the tenants of a plan when one of its scheduled versions begins, and a tenant when its change of plan or
-prices of its own begin or expire.
+"""Publishes the tenants of a plan when one of its scheduled versions begins, and a tenant when its change of plan, its
+calendar, or prices of its own begin or expire. The days and months of its spending limits are those of the calendar.
 
 Fails closed: a gateway that has not received the new version yet holds and reports by the old one, and billing honors
 the old prices for a while (``billing.prices.price_book``).
@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy import Engine
 
 from billing.prices import overrides
-from billing.subscriptions import assignments
+from billing.subscriptions import assignments, terms
 from control_plane.plans import service as plans
 from control_plane.tenants import service as tenants
 from core.db import database_now, unit_of_work
@@ -34,6 +34,7 @@ class ScheduledVersions:
             begun = {
                 *assignments.begun_between(session, self._looked_at, now),
                 *overrides.changed_between(session, self._looked_at, now),
+                *terms.begun_between(session, self._looked_at, now),
             }
             for tenant_id in sorted(begun):
                 tenants.begin_assigned_plan(session, tenant_id)

@@ -6,7 +6,7 @@ publishing). Starting and restarting programs is in ``tenora.stack.supervisor``.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -32,20 +32,25 @@ _GATEWAY_DRAIN_S = 10
 _POSTGRES, _REDIS, _PEPPER = "TENORA_POSTGRES_DSN", "TENORA_REDIS_URL", "TENORA_KEY_PEPPER"
 _S3_KEY, _S3_SECRET = "TENORA_S3_ACCESS_KEY", "TENORA_S3_SECRET_KEY"
 _SALT, _ENGINE, _SIGNING = "TENORA_SALT_SECRET", "TENORA_ENGINE_KEY", "TENORA_SNAPSHOT_SIGNING_KEY"
-_NOTIFICATIONS = "TENORA_NOTIFICATIONS_KEY"
+_NOTIFICATIONS, _SMTP = "TENORA_NOTIFICATIONS_KEY", "TENORA_SMTP_PASSWORD"
+_STRIPE_KEY, _STRIPE_WEBHOOK = "TENORA_STRIPE_API_KEY", "TENORA_STRIPE_WEBHOOK_SECRET"
 _CONTROL_PLANE = (_POSTGRES, _REDIS, _PEPPER, _S3_KEY, _S3_SECRET)
 _KNOWN_TO: Mapping[str, tuple[str, ...]] = {
     "migrate": (_POSTGRES,),
     "admin-key": (_POSTGRES, _PEPPER),
     "publish": (*_CONTROL_PLANE, _SIGNING),
-    "web": (*_CONTROL_PLANE, _NOTIFICATIONS),
+    "web": (*_CONTROL_PLANE, _NOTIFICATIONS, _STRIPE_WEBHOOK),
     "worker": (*_CONTROL_PLANE, _SIGNING),
     "base-model": (),  # it reads the admin key's file
-    "billing": (_POSTGRES, _REDIS, _NOTIFICATIONS),
+    "billing": (_POSTGRES, _REDIS, _NOTIFICATIONS, _SMTP, _STRIPE_KEY),
     "gateway": (_REDIS, _PEPPER, _SALT, _ENGINE),
     "replica": (_REDIS, _S3_KEY, _S3_SECRET, _ENGINE),
+    STRIPE_SIMULATOR: (_STRIPE_WEBHOOK,),
 }
 """The secrets that each program needs."""
+_SECRETS = (
+    *_CONTROL_PLANE, _SALT, _ENGINE, _SIGNING, _NOTIFICATIONS, _SMTP, _STRIPE_KEY, _STRIPE_WEBHOOK,
+)  # fmt: skip
 _POSTGRES_ROLES = {
     "admin-key": database_roles.WEB,
     "web": database_roles.WEB,
@@ -62,7 +67,6 @@ _REDIS_USERS = {
     "gateway": redis_acl.GATEWAY,
     "replica": redis_acl.REPLICA,
 }
-_STRIPE_CALLERS = ("web", "billing")
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -117,13 +121,15 @@ class Stack:
 
     def environment(self) -> dict[str, str]:
         """The settings that all parts share, as environment variables, with the secrets of the servers' owners."""
-        return self._shared() | self._stripe() | self._secret_settings("")
+        return self._shared() | self._stripe() | self._secret_settings("") | self._stripe_secrets()
 
     def _environment_of(self, program: str) -> dict[str, str]:
         """The settings of one program, with only the secrets that it needs."""
         known = _KNOWN_TO[program]
-        secrets = {name: value for name, value in self._secret_settings(program).items() if name in known}
-        return self._shared() | (self._stripe() if program in _STRIPE_CALLERS else {}) | secrets
+        all_secrets = self._secret_settings(program) | self._stripe_secrets()
+        secrets = {name: value for name, value in all_secrets.items() if name in known}
+        stripe = self._stripe() if {_STRIPE_KEY, _STRIPE_WEBHOOK}.intersection(known) else {}
+        return self._shared() | stripe | secrets
 
     def _shared(self) -> dict[str, str]:
         return {
@@ -142,15 +148,18 @@ class Stack:
         }
 
     def _stripe(self) -> dict[str, str]:
-        """Leads to the simulator unless the operator set a key of Stripe's; the simulator accepts any test key."""
+        """Leads to the simulator unless the operator set a key of Stripe's. Its mode is for the web process, which gets
+        no key.
+        """
+        if self._simulates_stripe:
+            return {"TENORA_STRIPE_API_BASE": self.addresses.stripe_simulator_url}
+        return {"TENORA_STRIPE_MODE": StripeSettings().mode}
+
+    def _stripe_secrets(self) -> dict[str, str]:
+        """The simulator accepts any test key. The operator's own secrets are inherited."""
         if not self._simulates_stripe:
             return {}
-        url = self.addresses.stripe_simulator_url
-        return {
-            "TENORA_STRIPE_API_BASE": url,
-            "TENORA_STRIPE_API_KEY": _SIMULATOR_KEY,
-            "TENORA_STRIPE_WEBHOOK_SECRET": self._secrets.stripe_webhook_secret,
-        }
+        return {_STRIPE_KEY: _SIMULATOR_KEY, _STRIPE_WEBHOOK: self._secrets.stripe_webhook_secret}
 
     def _secret_settings(self, program: str) -> dict[str, str]:
         """The settings that hold a secret, with the program's own role, user and key where it has one."""
@@ -175,7 +184,12 @@ class Stack:
         return f"redis://{user}:{self._passwords[user]}@127.0.0.1:{self._ports['valkey']}/0"
 
     def programs(self) -> list[Program]:
-        """All programs in reading order; ``needs`` decides the start order."""
+        """All programs in reading order; ``needs`` decides the start order. Of the secrets that the operator has set,
+        each inherits what it needs.
+        """
+        return [replace(program, withheld=_withheld(program.name)) for program in self._programs()]
+
+    def _programs(self) -> list[Program]:
         web_needs = ("admin-key", "valkey", "s3")
         return [
             self._postgres(),
@@ -302,3 +316,9 @@ class Stack:
                 return [msgspec.json.decode(value) for name in names if (value := client.get(redis_keys.replica(name)))]
         except redis.RedisError:
             return []
+
+
+def _withheld(program: str) -> frozenset[str]:
+    """The secrets, and those before their rotation, that a program does not need."""
+    unneeded = set(_SECRETS).difference(_KNOWN_TO.get(program, ()))
+    return frozenset(unneeded | {f"{name}_PREVIOUS" for name in unneeded})

@@ -26,7 +26,8 @@ class Program:
 
     ``needs`` names the programs that must be ready before it starts. ``stop_s`` is the time limit for a graceful stop.
     A program with ``once`` is a step: it is done when it exits with status 0, and it is not restarted.
-    ``unprivileged`` hides root from programs that refuse to run as root.
+    ``unprivileged`` hides root from programs that refuse to run as root. The program inherits this process's
+    environment without ``withheld``; ``env`` comes on top.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Program:
     ready: Callable[[], bool]
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    withheld: frozenset[str] = frozenset()
     needs: tuple[str, ...] = ()
     ready_s: float = 60
     stop_s: float = 15
@@ -46,6 +48,7 @@ class Program:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         hide_root = self.unprivileged and os.geteuid() == 0
         uid, gid = os.geteuid(), os.getegid()
+        inherited = {name: value for name, value in os.environ.items() if name not in self.withheld}
 
         def prepare() -> None:
             if hide_root:
@@ -55,7 +58,7 @@ class Program:
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 self.argv,
-                env={**os.environ, **self.env},
+                env={**inherited, **self.env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -16,6 +16,7 @@ SECRET = "whsec_0123456789abcdef"
     [
         ({"API_KEY": LIVE, "API_BASE": SIMULATOR}, "stripe_api_base", "live_key_with_simulator", "sk_test_"),
         ({"API_KEY": RESTRICTED, "API_BASE": SIMULATOR}, "stripe_api_base", "live_key_with_simulator", "Unset"),
+        ({"MODE": "live", "API_BASE": SIMULATOR}, "stripe_api_base", "live_mode_with_simulator", "to test"),
         ({"API_KEY": "pk_test_0123456789"}, "stripe_api_key", "stripe_key_malformed", "sk_live_"),
         ({"API_BASE": f"{SIMULATOR}/v1"}, "stripe_api_base", "stripe_base_malformed", "without a path"),
         ({"API_BASE": "file:///etc/passwd"}, "stripe_api_base", "stripe_base_malformed", "scheme://host"),
@@ -38,6 +39,13 @@ def test_a_live_key_alone_and_a_test_key_with_a_simulator_are_accepted():
     both = StripeSettings(stripe_api_key="sk_test_0123456789", stripe_api_base=SIMULATOR)
     assert not both.livemode
     assert "0123456789" not in repr(both)
+
+
+def test_payments_are_set_up_by_the_key_of_the_worker_or_the_secret_of_the_web_process():
+    assert not StripeSettings().set_up
+    assert not StripeSettings(stripe_mode="live").set_up
+    assert StripeSettings(stripe_api_key="sk_test_0123456789").set_up
+    assert StripeSettings(stripe_webhook_secret=SECRET).set_up
 
 
 def test_both_secrets_are_accepted_during_a_rotation():

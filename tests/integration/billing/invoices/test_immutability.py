@@ -1,7 +1,11 @@
 """What is final can be neither changed nor added to, from any connection."""
 
+import psycopg
 import pytest
 import sqlalchemy as sa
+
+from control_plane.database_roles import WEB
+from tests.fixtures.least_privilege import user_url
 
 
 @pytest.mark.parametrize(
@@ -70,6 +74,27 @@ def test_an_old_transfer_accepts_no_legs_that_move_money_between_tenants(stage):
     stage.close()
     with pytest.raises(sa.exc.IntegrityError, match="is final"):
         stage.change(FURTHER_LEGS, one=one)
+
+
+@pytest.mark.parametrize("hidden", ["invoices", "transfers"])
+def test_a_process_that_hides_a_table_behind_a_temporary_one_adds_nothing_to_what_is_final(
+    stage, postgres_settings, hidden
+):
+    stage.bill(stage.event(stage.tenant()))
+    stage.close()
+    further = {
+        "invoices": FURTHER_LINE,
+        "transfers": """
+            INSERT INTO entries SELECT t.id, a.id, 1000000000
+            FROM (SELECT id FROM public.transfers WHERE kind = 'usage' LIMIT 1) t,
+                (SELECT id FROM accounts WHERE kind = 'receivable' LIMIT 1) a
+        """,
+    }[hidden]
+    url = user_url(postgres_settings.postgres_dsn, WEB).replace("+psycopg", "")
+    with psycopg.connect(url, autocommit=True) as web:
+        web.execute(f"CREATE TEMPORARY TABLE {hidden} (id text)")
+        with pytest.raises(psycopg.errors.RestrictViolation, match="is final"):
+            web.execute(further)
 
 
 def test_a_transfer_moves_exactly_what_its_records_cost(stage):

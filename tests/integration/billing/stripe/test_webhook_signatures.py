@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import SecretStr
 
-from billing.stripe_client import StripeAccount
+from billing.stripe_client import event_from_webhook
+from billing.stripe_objects import StripeEvent
 from billing.stripe_settings import StripeSettings
 from core.errors import InvalidRequest
 from tenora.stripe_simulator.webhooks import signature_header
@@ -27,15 +28,10 @@ EVENT = {
 BODY = json.dumps(EVENT)
 
 
-def account(**changes) -> StripeAccount:
-    return StripeAccount(
-        StripeSettings(
-            stripe_api_key=SecretStr("sk_test_0123456789"),
-            stripe_webhook_secret=SecretStr(SECRET),
-            stripe_webhook_secret_previous=SecretStr(OLD),
-            **changes,
-        )
-    )
+def read(body: bytes, signature: str | None, **changes) -> StripeEvent:
+    """As the web process does, which has no key."""
+    secrets = {"stripe_webhook_secret": SecretStr(SECRET), "stripe_webhook_secret_previous": SecretStr(OLD)}
+    return event_from_webhook(StripeSettings(**secrets | changes), body, signature)
 
 
 def signed(*secrets: str, body: str = BODY, age_s: int = 0) -> str:
@@ -50,7 +46,7 @@ def signed(*secrets: str, body: str = BODY, age_s: int = 0) -> str:
     ids=["current secret", "previous secret", "two signatures, one of ours", "290 s old"],
 )
 def test_a_signature_of_ours_is_accepted(secrets, age_s):
-    event = account().event_from_webhook(BODY.encode(), signed(*secrets, age_s=age_s))
+    event = read(BODY.encode(), signed(*secrets, age_s=age_s))
     assert (event.id, event.type, event.object_id, event.object_kind) == ("evt_1", "invoice.paid", "in_1", "invoice")
     assert (event.customer, event.created) == ("cus_1", datetime.fromtimestamp(1_800_000_000, UTC))
 
@@ -72,7 +68,7 @@ def test_a_signature_of_ours_is_accepted(secrets, age_s):
 )
 def test_any_other_signature_is_refused_before_the_body_is_read(body, header):
     with pytest.raises(InvalidRequest) as refused:
-        account().event_from_webhook(body.encode(), header)
+        read(body.encode(), header)
     assert (refused.value.code, refused.value.param) == ("stripe_signature_invalid", "Stripe-Signature")
     assert "TENORA_STRIPE_WEBHOOK_SECRET" in refused.value.message
 
@@ -80,29 +76,39 @@ def test_any_other_signature_is_refused_before_the_body_is_read(body, header):
 @pytest.mark.parametrize("body", ["", "[]", "null", "{", '{"object": "event"}', '{"object": "v2.core.event"}', '"x"'])
 def test_a_signed_body_that_is_no_event_is_refused(body):
     with pytest.raises(InvalidRequest) as refused:
-        account().event_from_webhook(body.encode(), signed(SECRET, body=body))
+        read(body.encode(), signed(SECRET, body=body))
     assert refused.value.code == "stripe_event_malformed"
 
 
 def test_bytes_that_are_no_text_are_refused():
     with pytest.raises(InvalidRequest):
-        account().event_from_webhook(b"\xff\xfe", signed(SECRET))
+        read(b"\xff\xfe", signed(SECRET))
 
 
-def test_a_live_event_is_refused_with_a_test_key():
-    body = json.dumps({**EVENT, "livemode": True})
+@pytest.mark.parametrize(
+    ("settings", "livemode"),
+    [
+        ({}, True),
+        ({"stripe_mode": "live"}, False),
+        ({"stripe_api_key": SecretStr("sk_test_0123456789"), "stripe_mode": "live"}, True),
+        ({"stripe_api_key": SecretStr("sk_live_0123456789")}, False),
+    ],
+)
+def test_an_event_of_the_other_mode_is_refused(settings, livemode):
+    body, own = (json.dumps({**EVENT, "livemode": mode}) for mode in (livemode, not livemode))
     with pytest.raises(InvalidRequest) as refused:
-        account().event_from_webhook(body.encode(), signed(SECRET, body=body))
-    assert refused.value.code == "stripe_mode_mismatch"
+        read(body.encode(), signed(SECRET, body=body), **settings)
+    assert (refused.value.code, refused.value.param) == ("stripe_mode_mismatch", "livemode")
+    assert read(own.encode(), signed(SECRET, body=own), **settings).id == "evt_1"
 
 
 def test_without_a_secret_every_webhook_is_refused():
-    bare = StripeAccount(StripeSettings(stripe_api_key=SecretStr("sk_test_0123456789")))
+    bare = StripeSettings(stripe_api_key=SecretStr("sk_test_0123456789"))
     with pytest.raises(InvalidRequest) as refused:
-        bare.event_from_webhook(BODY.encode(), signed(SECRET))
+        event_from_webhook(bare, BODY.encode(), signed(SECRET))
     assert refused.value.code == "stripe_webhook_secret_missing"
 
 
 def test_an_old_signature_is_refused_for_its_age_and_not_for_its_secret():
     with pytest.raises(InvalidRequest, match="outside the tolerance"):
-        account().event_from_webhook(BODY.encode(), signed(SECRET, age_s=301))
+        read(BODY.encode(), signed(SECRET, age_s=301))

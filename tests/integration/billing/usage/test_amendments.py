@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.reconciliation import runs
@@ -185,6 +186,68 @@ def test_amendments_are_written_once(stage):
     for change in ("UPDATE usage_amendments SET amount_nanos = 0", "DELETE FROM usage_amendments"):
         with pytest.raises(Exception, match="refused"):
             stage.change(change)
+
+
+FORGED = """
+INSERT INTO usage_amendments SELECT r.request_id, :position, :part, :tenant_id, r.input_tokens, r.cached_tokens,
+    r.aborted_prefill_tokens, r.output_tokens, r.kv_page_ms, r.input_nanos, r.cached_input_nanos,
+    r.output_nanos + :more, r.kv_nanos, r.amount_nanos + :more, r.transfer_id, 'forged', 'x', now()
+FROM usage_records r WHERE r.request_id = :request_id
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"more": 1}, "something else than is charged"),
+        ({"tenant_id": "tn_other"}, "has no such usage"),
+        ({"part": "replacement"}, "is not its next part"),
+        ({"position": 2}, "is not its next part"),
+        ({"position": 2, "part": "replacement", "more": 5}, "is not its next part"),
+    ],
+)
+def test_the_database_refuses_an_amendment_that_does_not_fit_the_record(stage, change, why):
+    tenant = stage.tenant()
+    event = stage.event(tenant)
+    stage.bill(event)
+    fitting = {"request_id": event.request_id, "position": 1, "part": "reversal", "tenant_id": tenant, "more": 0}
+    with pytest.raises(sa.exc.IntegrityError, match=why):
+        stage.change(FORGED, **fitting | change)
+    assert whole(stage)
+    stage.change(FORGED, **fitting)
+
+
+def test_the_database_refuses_an_amendment_of_invoiced_usage(stage):
+    tenant = stage.tenant()
+    event = stage.event(tenant)
+    stage.bill(event)
+    stage.close()
+    with pytest.raises(sa.exc.IntegrityError, match="it is invoiced"):
+        stage.change(FORGED, request_id=event.request_id, position=1, part="reversal", tenant_id=tenant, more=0)
+
+
+def test_a_rest_that_is_amended_alone_is_counted_with_its_estimate_as_before(stage):
+    tenant = stage.tenant()
+    estimate = stage.event(tenant, outcome="gateway_gone", estimated=True, kv_page_ms=0)
+    stage.bill(estimate)
+    stage.bill(stage.event(tenant, request_id=estimate.request_id, output_tokens=50, kv_page_ms=0))
+    amend(stage, estimate.request_id + REST, output_tokens=1, kv_page_ms=5)
+    counts = "SELECT requests, uncached_requests, cached_requests, output_requests, kv_requests FROM usage_hours"
+    assert [tuple(row.values()) for row in stage.rows(counts)] == [(1, 1, 1, 1, 1)]
+    void(stage, estimate.request_id + REST)
+    assert [tuple(row.values()) for row in stage.rows(counts)] == [(1, 1, 1, 1, 0)]
+    assert whole(stage)
+
+
+def test_the_month_follows_amendments(stage):
+    event = stage.event(stage.tenant())
+    stage.bill(event)
+    amend(stage, event.request_id, output_tokens=7, kv_page_ms=0)
+    month = "SELECT input_tokens, cached_tokens, output_tokens, amount_nanos FROM usage_months"
+    amount = stage.value("SELECT amount_nanos FROM usage_amendments WHERE part = 'replacement'")
+    assert [tuple(row.values()) for row in stage.rows(month)] == [(100, 32, 7, amount)]
+    void(stage, event.request_id)
+    assert [tuple(row.values()) for row in stage.rows(month)] == [(0, 0, 0, 0)]
 
 
 def test_of_two_admins_at_once_one_voids(stage):

@@ -7,10 +7,12 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from tests.fixtures.control_plane.api import Api, running_api
+from tests.fixtures.control_plane.api import LIMITS, PRICES, Api, running_api
 from tests.fixtures.control_plane.ready_revisions import ready_revision
-from tests.fixtures.control_plane.two_gateways import Platform, two_gateways
+from tests.fixtures.control_plane.two_gateways import AMPLE, Platform, two_gateways
+from tests.fixtures.gateway.tiny_tokenizer import tiny_route
 
+BASE = tiny_route().id
 ROUNDS = [10, pytest.param(200, marks=pytest.mark.soak)]
 
 
@@ -53,13 +55,21 @@ class Gateways:
     def found(self, key: str, path: str) -> list[dict]:
         return [answer.raise_for_status().json() for answer in self._ask(key, path)]
 
+    def output_tokens(self, key: str, model: str = "bot") -> list[int]:
+        return [each["limits"]["output_tokens"] for each in self.found(key, f"/v1/models/{model}")]
+
+    def completions(self, key: str) -> set[int]:
+        """The statuses of a request that costs something."""
+        body = {"model": BASE, "prompt": "Hi", "max_tokens": 1}
+        headers = {"Authorization": f"Bearer {key}"}
+        return {client.post("/v1/completions", json=body, headers=headers).status_code for client in self._clients}
+
     def _ask(self, key: str, path: str) -> list[httpx.Response]:
         headers = {"Authorization": f"Bearer {key}"}
         return [client.get(path, headers=headers) for client in self._clients]
 
 
-@pytest.mark.parametrize("rounds", ROUNDS)
-def test_a_confirmed_change_is_in_force_at_every_gateway(platform, rounds):
+def change_keys_limits_aliases_and_status(platform: Platform, rounds: int) -> None:
     tenant, admin = platform.tenant, platform.api.admin
     of_tenant = f"/api/v1/admin/tenants/{tenant.id}"
     with Gateways(platform) as gateways:
@@ -69,8 +79,7 @@ def test_a_confirmed_change_is_in_force_at_every_gateway(platform, rounds):
 
             limits = {"limits": {"output_tokens": 16 + number}}
             confirmed(admin.patch(of_tenant, json=limits))
-            shown = gateways.found(key["key"], "/v1/models/bot")
-            assert [each["limits"]["output_tokens"] for each in shown] == [16 + number] * 2
+            assert gateways.output_tokens(key["key"]) == [16 + number] * 2
 
             target = list(platform.revisions)[number % len(platform.revisions)]
             confirmed(tenant.http.put("/api/v1/adapters/bot/aliases/prod", json={"revision": target}))
@@ -83,6 +92,75 @@ def test_a_confirmed_change_is_in_force_at_every_gateway(platform, rounds):
 
             confirmed(tenant.http.delete(f"/api/v1/api-keys/{key['id']}"))
             assert gateways.statuses(key["key"]) == {401}
+
+
+def change_plans_and_tenants(platform: Platform, rounds: int) -> None:
+    """A version of the plan, a change of the plan, and a tenant that begins and ends."""
+    admin, other = platform.api.admin, platform.api.plan(limits=AMPLE | {"output_tokens": 9})
+    plan = platform.api.plan(limits=AMPLE)
+    tenant = platform.api.tenant(plan["name"])
+    of_plan, of_tenant = f"/api/v1/admin/plans/{plan['id']}", f"/api/v1/admin/tenants/{tenant.id}"
+    with Gateways(platform) as gateways:
+        for number in range(rounds):
+            version = {"limits": LIMITS | AMPLE | {"output_tokens": 16 + number}, "prices": PRICES}
+            if number % 2:
+                confirmed(admin.post(f"{of_plan}/versions", json=version))
+            else:
+                draft = admin.post(f"{of_plan}/drafts", json=version).raise_for_status().json()
+                confirmed(admin.post(f"{of_plan}/drafts/{draft['id']}/publish", json={}))
+            assert gateways.output_tokens(tenant.key, BASE) == [16 + number] * 2
+
+            confirmed(admin.put(f"{of_tenant}/plan", json={"plan": other["name"]}))
+            assert gateways.output_tokens(tenant.key, BASE) == [9] * 2
+            confirmed(admin.put(f"{of_tenant}/plan", json={"plan": plan["name"]}))
+            assert gateways.output_tokens(tenant.key, BASE) == [16 + number] * 2
+
+            new = confirmed(admin.post("/api/v1/admin/tenants", json={"name": "new", "plan": plan["name"]}))
+            key = confirmed(admin.post(f"/api/v1/admin/tenants/{new['id']}/api-keys", json={}))["key"]
+            assert gateways.statuses(key) == {200}
+            confirmed(admin.post(f"/api/v1/admin/tenants/{new['id']}/close"))
+            assert gateways.statuses(key) == {403}
+
+
+def change_limits_of_spending(platform: Platform, rounds: int) -> None:
+    """A limit of the tenant's own on everything and on a key, a credit limit, and prepaid credit."""
+    tenant, admin = platform.tenant, platform.api.admin
+    of_tenant = f"/api/v1/admin/tenants/{tenant.id}"
+    key = confirmed(tenant.http.post("/api/v1/api-keys", json={}))
+    nothing = {"window": "day", "amount_nanos": 0}
+    with Gateways(platform) as gateways:
+        assert gateways.completions(key["key"]) == {200}
+        for _ in range(rounds):
+            for subject in ({"scope": "tenant"}, {"scope": "key", "subject_id": key["id"]}):
+                limit = confirmed(tenant.http.post("/api/v1/spend-limits", json=nothing | subject))
+                assert gateways.completions(key["key"]) == {429}
+                confirmed(tenant.http.delete(f"/api/v1/spend-limits/{limit['id']}"))
+                assert gateways.completions(key["key"]) == {200}
+
+            confirmed(admin.patch(f"{of_tenant}/spending", json={"mode": "prepaid"}))
+            assert gateways.completions(key["key"]) == {429}
+            granted = confirmed(admin.post(f"{of_tenant}/credits", json={"kind": "promotional", "amount_nanos": 10**9}))
+            assert gateways.completions(key["key"]) == {200}
+            confirmed(admin.post(f"{of_tenant}/credits/{granted['id']}/void"))
+            assert gateways.completions(key["key"]) == {429}
+            confirmed(admin.patch(f"{of_tenant}/spending", json={"mode": "postpaid"}))
+            assert gateways.completions(key["key"]) == {200}
+
+
+EVERY_KIND = (change_keys_limits_aliases_and_status, change_plans_and_tenants, change_limits_of_spending)
+
+
+@pytest.mark.timeout(3600)  # 200 rounds on a machine that does other work too
+@pytest.mark.parametrize(
+    ("kinds", "rounds"),
+    [
+        pytest.param(EVERY_KIND, 5, id="every kind"),
+        *(pytest.param((kind,), 200, id=kind.__name__, marks=pytest.mark.soak) for kind in EVERY_KIND),
+    ],
+)
+def test_a_confirmed_change_is_in_force_at_every_gateway(platform, kinds, rounds):
+    for kind in kinds:
+        kind(platform, rounds)
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)

@@ -114,6 +114,35 @@ def test_gateways_get_the_plan_when_its_instant_comes(api, engine, relay, redis,
     worker.dispose()
 
 
+def test_gateways_count_spending_by_the_days_of_a_new_calendar_when_it_begins(
+    api, engine, relay, redis, postgres_settings
+):
+    tenant = api.tenant()
+    daily = {"scope": "tenant", "window": "day", "amount_nanos": DOLLAR}
+    tenant.http.post("/api/v1/spend-limits", json=daily).raise_for_status()
+    drain(relay)
+    assert grant(redis, tenant).zone == "UTC"
+    worker = db.connect(as_role(postgres_settings, database_roles.WORKER))
+    scheduled = ScheduledVersions(worker)
+    scheduled.run_once()
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text(
+                "INSERT INTO tenant_calendars VALUES"
+                " (:t, clock_timestamp() + interval '0.5 s', clock_timestamp(), 'month', 'Asia/Tokyo', NULL)"
+            ),
+            {"t": tenant.id},
+        )
+
+    def published() -> bool:
+        scheduled.run_once()
+        drain(relay)
+        return grant(redis, tenant).zone == "Asia/Tokyo"
+
+    wait_until(published, what="the later calendar")
+    worker.dispose()
+
+
 @pytest.mark.scenario(48)
 def test_a_calendar_holds_from_the_next_period(api):
     tenant = api.tenant()

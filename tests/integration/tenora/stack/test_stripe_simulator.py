@@ -43,7 +43,15 @@ def test_with_a_key_of_stripes_there_is_no_simulator(define, monkeypatch):
     monkeypatch.setenv("TENORA_STRIPE_API_KEY", "sk_test_0123456789")
     stack = define()
     assert STRIPE_SIMULATOR not in names(stack)
-    assert not [name for name in stack.environment() if name.startswith("TENORA_STRIPE")]
+    assert "TENORA_STRIPE_API_BASE" not in stack.environment()
+    (web,) = [each for each in stack.programs() if each.name == "web"]
+    assert web.env["TENORA_STRIPE_MODE"] == "test", "it has no key that would say so"
+
+
+def test_the_mode_of_the_operators_key_is_that_of_the_webhooks(define, monkeypatch):
+    monkeypatch.setenv("TENORA_STRIPE_API_KEY", "rk_live_0123456789")
+    (web,) = [each for each in define().programs() if each.name == "web"]
+    assert web.env["TENORA_STRIPE_MODE"] == "live"
 
 
 def test_a_live_key_with_a_simulators_address_stops_the_start(define, monkeypatch):

@@ -1,0 +1,103 @@
+"""Every write of the OpenAPI document: each leaves a row in the audit trail, and what gateways act on says whether
+every gateway acts by it. A new route fails here until the walk calls it.
+"""
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+import redis as redis_client
+from pydantic import SecretStr
+
+from billing.notifications.settings import NotificationSettings
+from billing.notifications.signing_secrets import SecretBox
+from billing.payments.settings import WebhookSettings
+from billing.stripe_settings import StripeSettings
+from control_plane.settings import WebSettings
+from core import db
+from core.settings import RedisSettings
+from tests.conftest import create_database
+from tests.fixtures.control_plane.api import control_settings, running_api
+from tests.fixtures.control_plane.every_write import ADMIN, OWN, EveryWrite, Write
+
+KEY = "key-of-the-tests"
+WRITE_NOTHING = {("POST", f"{ADMIN}/plans/{{plan_id}}/simulations")}
+FOR_GATEWAYS = {
+    ("POST", f"{ADMIN}/base-models"),
+    ("POST", f"{ADMIN}/plans/{{plan_id}}/versions"),
+    ("POST", f"{ADMIN}/plans/{{plan_id}}/drafts/{{draft_id}}/publish"),
+    ("POST", f"{ADMIN}/tenants"),
+    ("PATCH", f"{ADMIN}/tenants/{{tenant_id}}"),
+    ("POST", f"{ADMIN}/tenants/{{tenant_id}}/api-keys"),
+    ("PUT", f"{ADMIN}/tenants/{{tenant_id}}/plan"),
+    ("POST", f"{ADMIN}/tenants/{{tenant_id}}/price-overrides"),
+    ("DELETE", f"{ADMIN}/tenants/{{tenant_id}}/price-overrides"),
+    ("PATCH", f"{ADMIN}/tenants/{{tenant_id}}/spending"),
+    ("POST", f"{ADMIN}/tenants/{{tenant_id}}/credits"),
+    ("POST", f"{ADMIN}/tenants/{{tenant_id}}/credits/{{lot_id}}/refund"),
+    ("POST", f"{ADMIN}/tenants/{{tenant_id}}/credits/{{lot_id}}/void"),
+    ("POST", f"{ADMIN}/tenants/{{tenant_id}}/close"),
+    ("POST", f"{OWN}/api-keys"),
+    ("DELETE", f"{OWN}/api-keys/{{key_id}}"),
+    ("POST", f"{OWN}/spend-limits"),
+    ("DELETE", f"{OWN}/spend-limits/{{limit_id}}"),
+    ("PUT", f"{OWN}/adapters/{{name}}/aliases/{{alias}}"),
+    ("DELETE", f"{OWN}/adapters/{{name}}/aliases/{{alias}}"),
+    ("PATCH", f"{OWN}/adapters/{{name}}"),
+    ("DELETE", f"{OWN}/adapters/{{name}}"),
+}
+"""The writes that gateways act on at once. Others change what billing does, or what begins later."""
+
+
+@pytest.fixture(scope="module")
+def walked(postgres_server, migrated_template, redis_server, s3_settings) -> Iterator[tuple[list[Write], dict]]:
+    """All writes, without a worker that publishes them, and the OpenAPI document."""
+    postgres = create_database(postgres_server, f"walk_{secrets.token_hex(6)}", migrated_template)
+    settings = control_settings(
+        postgres,
+        RedisSettings(redis_url=redis_server),
+        s3_settings,
+        web=WebSettings(control_port=0, acknowledge_wait_ms=1),
+        stripe=StripeSettings(stripe_webhook_secret=SecretStr("whsec_of_the_tests")),
+        webhooks=WebhookSettings(payments_page_wait_ms=0),
+        notifications=NotificationSettings(
+            notifications_key=SecretStr(KEY),
+            notifications_email_from="billing@tenora.example",
+            notifications_allow_loopback=True,
+            deployment="one-machine",
+        ),
+    )
+    engine = db.connect(postgres)
+    redis = redis_client.Redis.from_url(redis_server)
+    with running_api(settings) as api:
+        writes = EveryWrite(api, engine, redis, SecretBox([KEY.encode()])).run()
+        yield writes, api.anyone.get("/schema/openapi.json", timeout=60).raise_for_status().json()
+    redis.close()
+    engine.dispose()
+
+
+def test_the_walk_calls_every_write_of_the_document(walked):
+    writes, document = walked
+    described = {
+        (method.upper(), path)
+        for path, operations in document["paths"].items()
+        for method in operations.keys() & {"post", "put", "patch", "delete"}
+    }
+    assert {each.operation for each in writes} == described - WRITE_NOTHING
+
+
+def test_every_write_is_in_the_audit_trail_with_the_key_that_asked_for_it(walked):
+    writes, _ = walked
+    silent = {each.operation for each in writes if each.caller not in {actor for actor, _ in each.audited}}
+    assert silent == set()
+
+
+def test_without_a_worker_every_change_for_gateways_says_that_it_is_not_in_force(walked):
+    writes, _ = walked
+    unacknowledged = {each.operation for each in writes if each.body.get("acknowledged") is False}
+    assert unacknowledged == FOR_GATEWAYS
+    for each in writes:
+        if each.operation in FOR_GATEWAYS:
+            assert each.answer.status_code == 202, each.operation
+            root = ADMIN if each.operation[1].startswith(ADMIN) else OWN
+            assert each.body["poll_url"].startswith(f"{root}/changes/"), each.operation
