@@ -175,7 +175,7 @@ CREATE CONSTRAINT TRIGGER period_states_close AFTER INSERT ON period_states DEFE
     FOR EACH ROW EXECUTE FUNCTION billing_closes_period();
 CREATE CONSTRAINT TRIGGER carried_periods_close AFTER INSERT ON carried_periods DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW EXECUTE FUNCTION billing_closes_period();
-CREATE CONSTRAINT TRIGGER invoices_close AFTER INSERT ON invoices DEFERRABLE INITIALLY DEFERRED
+CREATE CONSTRAINT TRIGGER invoices_reach_billed_until AFTER INSERT ON invoices DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW EXECUTE FUNCTION billing_closes_period();
 """
 
@@ -235,7 +235,9 @@ BEGIN
 END $$;
 CREATE FUNCTION billing_credit_fits_invoice() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM billing_check_invoice_credit(NEW.invoice_id);
+    IF EXISTS (SELECT FROM invoices WHERE id = NEW.invoice_id) THEN
+        PERFORM billing_check_invoice_credit(NEW.invoice_id);
+    END IF;
     RETURN NULL;
 END $$;
 CREATE CONSTRAINT TRIGGER credit_entries_fit_invoice AFTER INSERT ON credit_entries DEFERRABLE INITIALLY DEFERRED

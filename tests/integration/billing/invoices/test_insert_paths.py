@@ -33,8 +33,8 @@ SELECT 'adj_x', tenant_id, {start}, 9, 9, {transfer}, now() FROM invoices
 """
 USAGE_TRANSFER = "(SELECT transfer_id FROM usage_records WHERE request_id = :open)"
 BURN = """
-INSERT INTO credit_entries SELECT lot_id, number + 1, 'burn', -{nanos}, balance_nanos - {nanos}, (SELECT id FROM invoices),
-    'tr_x', now() FROM credit_entries WHERE lot_id = :{lot}
+INSERT INTO credit_entries SELECT lot_id, number + 1, 'burn', -{nanos}, balance_nanos - {nanos},
+    (SELECT id FROM invoices), 'tr_x', now() FROM credit_entries WHERE lot_id = :{lot}
 """
 EVENT = """
 INSERT INTO invoice_events (invoice_id, seq, kind, amount_cents, surplus_cents, source, transfer_id, status,
@@ -48,8 +48,8 @@ INSERT INTO carried_periods SELECT tenant_id, period_end{}, period_start, 9, '[]
 """
 STATE = "INSERT INTO period_states SELECT tenant_id, {}, '{{}}', now() FROM invoices"
 RESOURCE = """
-INSERT INTO resource_hours SELECT tenant_id, date_trunc('hour', period_start, 'UTC'), 'cold_loads', 'ad_x', 16, 'base', 1,
-    date_trunc('hour', period_start, 'UTC') + interval '59 min' FROM invoices
+INSERT INTO resource_hours SELECT tenant_id, date_trunc('hour', period_start, 'UTC'), 'cold_loads', 'ad_x', 16, 'base',
+    1, date_trunc('hour', period_start, 'UTC') + interval '59 min' FROM invoices
 """
 DOCUMENT = """
 INSERT INTO documents SELECT position + 1, kind, number + 1, 'inv_x', tenant_id, content_format, content_sha256, sha256,
@@ -61,8 +61,8 @@ INSERT INTO credit_notes SELECT 'cn_x', id, tenant_id, NULL, 1, 0, 1, 'amount_du
 FROM invoices
 """
 NOTE_EVENT = """
-INSERT INTO invoice_events (invoice_id, seq, kind, amount_cents, surplus_cents, credit_note_id, status, amount_due_cents,
-    paid_cents, credited_cents, created_at)
+INSERT INTO invoice_events (invoice_id, seq, kind, amount_cents, surplus_cents, credit_note_id, status,
+    amount_due_cents, paid_cents, credited_cents, created_at)
 SELECT invoice_id, seq + 1, 'credit_note', 1, 0, 'cn_x', 'open', amount_due_cents - 1, 0, 1, now()
 FROM invoice_events ORDER BY seq DESC LIMIT 1
 """
@@ -222,14 +222,20 @@ def test_the_database_refuses(stage, final, connections, message, statements):
     assert {table: stage.value(f"SELECT count(*) FROM {table}") for table in tables} == before
 
 
+LINE = """
+INSERT INTO invoice_lines SELECT (jsonb_populate_record(l, '{"id": "il_x", "invoice_id": "inv_x"}')).*
+FROM invoice_lines l LIMIT 1
+"""
+INVOICE = """
+INSERT INTO invoices SELECT (jsonb_populate_record(i, jsonb_build_object('id', 'inv_x', 'period_start', i.period_end,
+    'period_end', i.period_end + interval '1 s'))).* FROM invoices i
+"""
 PARTS = {
     "an entry": (LEGS.format(debit="customer_balance", credit="revenue", nanos="5"), WHOLE.format("payment")),
     "a record": (RECORD.replace(":invoiced", ":open"), WHOLE.format("usage")),
     "a line": (
-        "INSERT INTO invoice_lines SELECT (jsonb_populate_record(l, jsonb_build_object('id', 'il_x', 'invoice_id',"
-        " 'inv_x'))).* FROM invoice_lines l LIMIT 1",
-        "INSERT INTO invoices SELECT (jsonb_populate_record(i, jsonb_build_object('id', 'inv_x', 'period_start',"
-        " i.period_end, 'period_end', i.period_end + interval '1 s'))).* FROM invoices i",
+        LINE,
+        INVOICE,
     ),
     "a tax": (
         "INSERT INTO credit_note_tax_lines VALUES ('cn_x', 1, 'VAT', 190000, 1, 0, NULL)",
