@@ -342,10 +342,14 @@ BEGIN
     ELSE
         begins := NEW.effective_from;
     END IF;
-    IF begins < billing_past() AND NOT (
-        TG_TABLE_NAME = 'tenant_calendars' AND NOT EXISTS (SELECT FROM tenant_calendars WHERE tenant_id = NEW.tenant_id)
+    IF TG_TABLE_NAME = 'tenant_calendars' THEN
+        IF NOT EXISTS (SELECT FROM tenant_calendars WHERE tenant_id = NEW.tenant_id)
             AND NOT EXISTS (SELECT FROM subscriptions WHERE tenant_id = NEW.tenant_id AND billed_until IS NOT NULL)
-    ) THEN
+        THEN
+            RETURN NEW;
+        END IF;
+    END IF;
+    IF begins < billing_past() THEN
         RAISE EXCEPTION 'INSERT into % refused: % is in the past', TG_TABLE_NAME, begins
             USING ERRCODE = 'restrict_violation';
     END IF;

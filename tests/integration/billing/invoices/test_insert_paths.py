@@ -25,7 +25,7 @@ WHOLE = "INSERT INTO transfers (id, kind, created_at) VALUES ('tr_x', '{}', now(
 AMENDMENT = """
 INSERT INTO usage_amendments SELECT request_id, 1, 'reversal', tenant_id, input_tokens, cached_tokens,
     aborted_prefill_tokens, output_tokens, kv_page_ms, input_nanos, cached_input_nanos, output_nanos, kv_nanos,
-    amount_nanos, '{transfer}', 'none', 'nobody', now() FROM usage_records WHERE request_id = :{record}
+    amount_nanos, '{transfer}', 'none', 'admin', now() FROM usage_records WHERE request_id = :{record}
 """
 ADJUSTMENT = """
 INSERT INTO usage_adjustments (id, tenant_id, period_start, amount_nanos, usage_nanos, transfer_id, created_at)
@@ -167,7 +167,7 @@ ADDITIONS = {
         ],
     ),
     "an end of a discount in the past": (
-        "in the past|refused",
+        "in the past",
         ["INSERT INTO discount_ends SELECT id, now() - interval '1 h' FROM discounts"],
     ),
 }  # fmt: skip
