@@ -35,7 +35,10 @@ RETURNING number
     sa.bindparam("format", type_=sa.Integer),
     sa.bindparam("content_sha256", type_=sa.String),
 )
-_CHECK_PARTS: Final = "SET CONSTRAINTS invoices_are_whole, credit_notes_are_whole, transfers_are_whole IMMEDIATE"
+_CHECK_PARTS: Final = (
+    "SET CONSTRAINTS invoices_are_whole, credit_notes_are_whole, transfers_are_whole, invoice_events_are_posted,"
+    " credit_notes_are_posted, credit_entries_fit_invoice IMMEDIATE"
+)
 
 
 def seal(session: Session, kind: DocumentKind, document_id: str, tenant_id: str) -> str:

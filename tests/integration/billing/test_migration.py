@@ -9,7 +9,13 @@ from alembic import command
 
 from billing.invoices import closing, queries
 from billing.invoices.verification import verify
-from core import db
+from billing.metering import Meter
+from billing.reconciliation import audit
+from billing.reconciliation.engine_counts import EngineCountKeeper
+from billing.settings import BillingSettings
+from billing.stream import UsageStream
+from billing.worker import connect_redis
+from core import db, redis_keys
 from core.db import unit_of_work
 from tests.conftest import alembic_config, create_database
 
@@ -67,14 +73,21 @@ VALUES ('il_1', 'inv_1', 1, 'input_tokens', 'base', 'pv_1', 200, 150, 30000, 0, 
 INSERT INTO transfers (id, kind, invoice_id, created_at) VALUES ('tr_i', 'invoice', 'inv_1', now());
 INSERT INTO entries VALUES ('tr_i', 'acc_u', -57602), ('tr_i', 'acc_r', 0), ('tr_i', 'acc_o', 57602);
 """
+OLD_EVENT = (
+    b'{"request_id":"req_01kb0000000000000000000000","tenant_id":"tn_1","key_id":"key_1","base_model":"base",'
+    b'"adapter_id":null,"revision_id":null,"replica_id":"rep_1","outcome":"done","started_at_ms":1793500000000,'
+    b'"settled_at_ms":1793500001000,"input_tokens":100,"cached_tokens":32,"output_tokens":20,"kv_page_ms":1601,'
+    b'"first_token_ms":null,"duration_ms":1000,"adapter_tier":null,"adapter_load_ms":0,"stall_ms":0,"estimated":false,'
+    b'"price_version_id":"pv_1"}'
+)
 
 
 @pytest.fixture
 def migrated_data(postgres_server):
-    """A database with usage and an invoice as the revision before wrote them, brought up to date."""
+    """A database with usage and an invoice as the first release wrote them, brought up to date."""
     settings = create_database(postgres_server, f"migration_{secrets.token_hex(6)}")
     config = alembic_config(settings)
-    command.upgrade(config, "2026_11_23_0940")
+    command.upgrade(config, "2026_11_20_1000")
     engine = db.connect(settings)
     with engine.begin() as connection:
         connection.exec_driver_sql(BEFORE)
@@ -109,6 +122,27 @@ def test_final_invoices_and_unbilled_records_survive_the_move_to_sums(migrated_d
         (9, 300, 86_403),
         (10, 100, 28_801),
     ]
+
+
+def test_what_the_first_release_left_in_redis_is_carried_over(migrated_data, redis_settings):
+    """The totals of an engine that has ended, and an event that was not recorded yet, as they were written then."""
+    with connect_redis(redis_settings, BillingSettings()) as redis:
+        redis.hset(
+            redis_keys.ENGINE_COUNTERS,
+            "rep_1/boot_1",
+            b'{"prompt_tokens":410,"generation_tokens":93,"probe_prompt_tokens":10,"probe_generation_tokens":5}',
+        )
+        stream = UsageStream(redis, "tests")
+        stream.ensure_group()
+        redis.xadd(redis_keys.USAGE_STREAM, {"event": OLD_EVENT})
+        EngineCountKeeper(migrated_data, redis).run_once()
+        redis.delete(redis_keys.ENGINE_COUNTERS)
+        Meter(migrated_data, stream, BillingSettings()).process(stream.read(count=10, block_ms=None))
+        with unit_of_work(migrated_data) as session:
+            found = audit.reconcile(session, redis)
+    assert (found.engine_tokens, found.ledger_tokens) == (488, 488 + 120)
+    assert (found.unbilled_tokens, found.invoiced_tokens, found.ledger_drift_nanos) == (244 + 120, 244, 0)
+    assert (found.unprocessed_events, found.dead_letters) == (0, 0)
 
 
 def test_old_invoices_begin_the_chain_of_documents_and_are_open_or_paid(migrated_data):

@@ -18,7 +18,9 @@ from core import clock, redis_keys
 from core.contracts.grants import Prices, TenantGrant
 from core.db import unit_of_work
 from core.ids import new_id
+from tests.conftest import wait_until
 from tests.fixtures.gateway.published import AMPLE
+from tests.integration.billing.test_worker import environment, worker
 
 FREE = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
 MILLION = 1_000_000
@@ -139,16 +141,20 @@ def spent(stage, tenant: str) -> int:
     return int(stage.redis.hget(redis_keys.tenant_quota(tenant), "spent_nanos"))
 
 
-def spend(stage, tenant: str, tokens: int) -> None:
+def settle(stage, tenant: str, tokens: int) -> None:
     """Use tokens as a gateway settles them: at the highest price."""
     event = stage.event(tenant, output_tokens=tokens, kv_page_ms=0)
-    stage.bill(event)
-    month = stage.now().strftime("%Y-%m")
     quota = redis_keys.tenant_quota(tenant)
-    stage.redis.hset(quota, "month", month)
+    stage.redis.hset(quota, "month", stage.now().strftime("%Y-%m"))
     stage.redis.hincrby(quota, "month_used", event.input_tokens + tokens)
     for field in ("month_spent_nanos", "spent_nanos"):
         stage.redis.hincrby(quota, field, tokens * 600)
+    stage.publish(event)
+
+
+def spend(stage, tenant: str, tokens: int) -> None:
+    settle(stage, tenant, tokens)
+    stage.drain()
 
 
 @pytest.mark.scenario(30)
@@ -167,3 +173,22 @@ def test_the_quota_of_a_tenant_falls_to_the_adjusted_amount(stage):
     watched.add([tenant])
     adjusting.run_once()
     assert spent(stage, tenant) == 6_300_000_000
+
+
+@pytest.mark.scenario(30)
+def test_the_worker_corrects_the_quota_within_two_seconds_of_recording(
+    stage, postgres_settings, redis_settings, tmp_path, promised_s
+):
+    tenant = tiered_tenant(stage, "graduated")
+    grant = TenantGrant(tenant_id=tenant, status="active", limits=AMPLE)
+    stage.redis.hset(redis_keys.snapshot("tenants"), tenant, msgspec.json.encode(grant))
+    env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
+    with worker(env, tmp_path / "log"):
+        for number, tokens in ((1, MILLION), (2, 11 * MILLION)):
+            settle(stage, tenant, tokens)
+            wait_until(
+                lambda number=number: stage.value("SELECT count(*) FROM usage_records") == number,
+                timeout_s=60,
+                what=f"record {number}",
+            )
+        wait_until(lambda: spent(stage, tenant) == 5_900_000_000, timeout_s=promised_s(2), what="the correction")

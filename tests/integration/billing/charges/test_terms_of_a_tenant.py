@@ -1,5 +1,6 @@
 """Fees, included usage, discounts and calendars on invoices and on the ledger, over several closes."""
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -7,7 +8,7 @@ import pytest
 
 from billing import ledger
 from billing.charges.adjustment_runner import AdjustmentRunner
-from billing.charges.period import period_lines
+from billing.invoices import closing
 from billing.invoices.schedule import PeriodSchedule
 from billing.ledger import AccountRef
 from billing.metering import ActiveTenants
@@ -16,7 +17,7 @@ from billing.prices import overrides
 from billing.prices.card import IncludedUsage, PriceCard
 from billing.simulation.what_if import simulate
 from billing.subscriptions import assignments, discounts, terms
-from billing.subscriptions.billed_until import billed_until_of, lock_billed_until
+from billing.subscriptions.billed_until import billed_until_of
 from billing.subscriptions.calendar import BillingCalendar
 from billing.subscriptions.discounts import NewDiscount
 from core import clock
@@ -174,16 +175,32 @@ def test_a_new_zone_holds_from_the_next_period_and_no_instant_is_billed_twice(st
 
 
 @pytest.mark.scenario(55)
-def test_requests_on_both_sides_of_a_plan_change_are_priced_by_their_version(stage):
+def test_fifty_streams_that_run_during_a_plan_change_keep_the_version_of_their_admission(stage):
+    """Gateways with an old snapshot still name the old version after the change; others name none."""
     tenant, other = stage.tenant(), stage.tenant(card=card(output_nanos=900))
-    before = [stage.event(tenant, output_tokens=1, settled_at_ms=stage.ago_ms(seconds=5)) for _ in range(25)]
+    old = stage.value("SELECT id FROM price_versions WHERE plan_id = :p", p=stage.plan_of(tenant))
+    admitted_ms = stage.ago_ms(seconds=5)
     with unit_of_work(stage.engine) as session:
         assignments.assign_plan(session, tenant_id=tenant, plan_id=stage.plan_of(other))
-    after = [stage.event(tenant, output_tokens=1, started_at_ms=clock.now_ms() + 1) for _ in range(25)]
-    stage.bill(*before, *after)
+    changed = stage.value("SELECT max(effective_from) FROM plan_assignments WHERE tenant_id = :t", t=tenant)
+    settled_ms = clock.to_ms(changed) + 1
+    running = [
+        stage.event(
+            tenant, output_tokens=1, started_at_ms=admitted_ms, settled_at_ms=settled_ms, price_version_id=named
+        )
+        for named in (old, None)
+        for _ in range(25)
+    ]
+    after = [
+        stage.event(tenant, output_tokens=1, started_at_ms=settled_ms, settled_at_ms=settled_ms, price_version_id=named)
+        for named in (old, *[None] * 9)
+    ]
+    stage.bill(*running, *after)
+    stage.value("SELECT pg_sleep(0.005)")
     (invoice,) = stage.close()
     outputs = [line for line in stage.invoice(invoice.id).lines if line.kind == "output_tokens"]
-    assert sorted((line.quantity, line.unit_price_nanos) for line in outputs) == [(25, 600), (25, 900)]
+    assert sorted((line.quantity, line.unit_price_nanos) for line in outputs) == [(9, 900), (51, 600)]
+    assert len({line.price_version_id for line in outputs}) == 2
     assert stage.dead_letters() == []
 
 
@@ -231,11 +248,14 @@ def test_a_simulation_has_fees_discounts_and_the_commitment_that_a_close_would_h
         (found,) = simulate(
             session, plan_id=stage.plan_of(tried), card=drafted, start=start, end=period.end, after="", limit=10
         )
-    with unit_of_work(stage.engine) as session:
-        lock_billed_until(session, real)
-        lines = period_lines(session, real, period, closing=True)
-    assert found.simulated_nanos == sum(line.amount_nanos for line in lines)
-    assert found.simulated_nanos == 50 * DOLLAR
+    invoice = closing.close_tenant(stage.engine, real, period.end)
+    assert found.simulated_nanos == invoice.amount_nanos == 50 * DOLLAR
+    simulated, closed = Counter(), Counter()
+    for line in found.lines:
+        simulated[line.kind] += line.simulated_nanos
+    for line in stage.invoice(invoice.id).lines:
+        closed[line.kind] += line.amount_nanos
+    assert simulated == closed
     assert {line.kind for line in found.lines} >= {"base_fee", "discount", "commitment", "output_tokens"}
     with unit_of_work(stage.engine) as session:
         assert billed_until_of(session, tried) is None

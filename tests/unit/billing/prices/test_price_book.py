@@ -102,6 +102,8 @@ def test_the_named_version_is_charged_while_it_was_in_force_or_shortly_after():
 @pytest.mark.scenario(6)
 def test_a_version_that_was_replaced_long_ago_is_not_honored():
     assert charged(at(100) + timedelta(hours=25), "a@0") == ("a@100", True)
+    assert charged(at(100) + DAY, "a@0") == ("a@100", True)
+    assert charged(at(100) + DAY - timedelta(milliseconds=1), "a@0") == ("a@0", False)
     assert charged(at(1_000) + timedelta(days=40), "b@100") == ("b@1000", True)
 
 

@@ -17,6 +17,7 @@ from billing.tax.calculation import (
     tax_lines,
 )
 from billing.tax.parties import Buyer, Parties, Seller
+from core.money import tax_cents
 
 DAY = date(2026, 11, 24)
 GERMAN, FRENCH = RateInForce(name="USt", rate_ppm=190_000), RateInForce(name="TVA", rate_ppm=200_000)
@@ -115,3 +116,8 @@ def test_five_notes_of_a_fifth_credit_a_fifth_of_the_tax():
         for before in range(0, 5_000, 1_000)
     ]
     assert [[part.tax_cents for part in each] for each in parts] == [[190]] * 5
+
+
+@pytest.mark.parametrize(("net_cents", "owed"), [(50, 10), (-50, -10), (49, 9), (150, 29)])
+def test_half_a_cent_of_tax_is_rounded_away_from_zero(net_cents, owed):
+    assert tax_cents(net_cents, 190_000) == owed
