@@ -2,7 +2,7 @@
 commit after their whole, events and credit without their money, numbers without a document, and an end of invoiced time
 that goes back.
 
-Revision: 2026_11_25_1010, after 2026_11_24_1160.
+Revision: 2026_11_25_1010, after 2026_11_25_1000.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 from alembic import op
 
 revision = "2026_11_25_1010"
-down_revision = "2026_11_24_1160"
+down_revision = "2026_11_25_1000"
 branch_labels = None
 depends_on = None
 
