@@ -6,6 +6,8 @@ do is in ``billing.worker``, ``billing.stream``, ``billing.quota_rebuild``, ``bi
 
 import argparse
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from billing import quota_rebuild, worker
 from billing.costs import cost_functions
@@ -24,6 +26,9 @@ from core import db
 from core.audit_rows import record_operator_action
 from core.errors import AppError
 from core.settings import PostgresSettings, RedisSettings
+from core.unreachable_stores import named_when_unreachable
+
+_Run = Callable[[argparse.Namespace], None]
 
 
 def _positive(text: str) -> int:
@@ -33,50 +38,59 @@ def _positive(text: str) -> int:
     return number
 
 
-def main() -> None:
-    """Parse the command line and run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m billing", description="Tenora's billing: records usage events in the ledger."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("worker", help="record the usage stream in the ledger until SIGTERM")
-    redrive = commands.add_parser("redrive", help="move dead letters back to the usage stream, oldest first")
-    redrive.add_argument(
-        "--count", type=_positive, default=1_000, help="move at most this many dead letters (default: %(default)s)"
-    )
-    rebuild = commands.add_parser(
-        "rebuild-quotas", help="rebuild the month's tokens and the spending in Redis from the ledger"
-    )
-    rebuild.add_argument("--tenant", metavar="ID", help="rebuild only this tenant (default: all tenants)")
-    commands.add_parser("reseal-secrets", help="encrypt webhooks' signing secrets again, with the current key")
-    commands.add_parser("fit-costs", help="fit the cost function of each kind of replica to its newest windows")
-    commands.add_parser("allocate-costs", help="share out the cost of all hours that are due, as the worker does")
-    commands.add_parser("verify", help="verify the numbers, hashes and states of all invoices and credit notes")
-    reconcile = commands.add_parser(
-        "reconcile", help="compare engines, ledger and invoices now; exit status 1 when something is not explained"
-    )
-    reconcile.add_argument("--full", action="store_true", help="read everything, not only what has changed")
-    arguments = parser.parse_args()
-    if arguments.command == "worker":
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. Returns 1, with a message on standard error, when the command fails for an expected reason."""
+    arguments = _parser().parse_args(argv)
+    if arguments.run is _worker:  # its log has the tracebacks
         worker.run()
-    elif arguments.command == "rebuild-quotas":
-        _rebuild(arguments.tenant)
-    elif arguments.command == "reseal-secrets":
-        _reseal()
-    elif arguments.command == "reconcile":
-        _reconcile(full=arguments.full)
-    elif arguments.command == "fit-costs":
-        _fit_costs()
-    elif arguments.command == "verify":
-        _verify()
-    elif arguments.command == "allocate-costs":
-        _allocate_costs()
-    else:
-        moved = _redrive(arguments.count)
-        sys.stdout.write(f"{moved} dead letters moved back to the stream\n")
+        return 0
+    try:
+        with named_when_unreachable():
+            arguments.run(arguments)
+    except AppError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 1
+    return 0
 
 
-def _verify() -> None:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m billing",
+        description="Runs the billing worker, or an operator's command on the ledger, the invoices and the costs.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add(commands, "worker", _worker, "Record usage in the ledger, make invoices and send alerts, until SIGTERM.")
+    redrive = _add(commands, "redrive", _redrive, "Move dead letters back to the usage stream, oldest first.")
+    redrive.add_argument(
+        "--count", type=_positive, default=1_000, help="Move at most this many dead letters (default: %(default)s)."
+    )
+    text = "Rebuild the month's tokens and the spending in Redis from the ledger."
+    rebuild = _add(commands, "rebuild-quotas", _rebuild, text)
+    rebuild.add_argument("--tenant", metavar="ID", help="Rebuild only this tenant (default: all tenants).")
+    _add(commands, "reseal-secrets", _reseal, "Encrypt webhooks' signing secrets again, with the current key.")
+    _add(commands, "fit-costs", _fit_costs, "Fit the cost function of each kind of replica to its newest windows.")
+    _add(
+        commands, "allocate-costs", _allocate_costs, "Share out the cost of all hours that are due, as the worker does."
+    )
+    _add(commands, "verify", _verify, "Verify the numbers, hashes and states of all invoices and credit notes.")
+    text = "Compare engines, ledger and invoices now. Exit status 1: at least one difference is not explained."
+    reconcile = _add(commands, "reconcile", _reconcile, text)
+    reconcile.add_argument("--full", action="store_true", help="Read everything, not only what has changed.")
+    return parser
+
+
+def _add(commands: Any, name: str, run: _Run, text: str) -> argparse.ArgumentParser:
+    """``commands`` is what ``add_subparsers`` returns; argparse has no public name for its type."""
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    command.set_defaults(run=run)
+    return command
+
+
+def _worker(_: argparse.Namespace) -> None:
+    worker.run()
+
+
+def _verify(_: argparse.Namespace) -> None:
     engine = db.connect(PostgresSettings()).execution_options(isolation_level="REPEATABLE READ")
     with db.unit_of_work(engine) as session:
         verified = verification.verify(session)
@@ -84,44 +98,45 @@ def _verify() -> None:
         sys.stdout.write(f"{finding}\n")
     if verified.findings:
         sys.exit(f"{len(verified.findings)} of {verified.documents} documents cannot be trusted")
+    if verified.documents == 0:
+        sys.stdout.write("there are no invoices and no credit notes yet\n")
+        return
     sys.stdout.write(f"{verified.documents} documents verified; the last one's hash is {verified.head_sha256}\n")
 
 
-def _redrive(count: int) -> int:
+def _redrive(arguments: argparse.Namespace) -> None:
     settings = BillingSettings()
     with db.unit_of_work(db.connect(PostgresSettings())) as session:
-        record_operator_action(session, action="dead_letters.redriven", target="usage", count_max=count)
+        record_operator_action(session, action="dead_letters.redriven", target="usage", count_max=arguments.count)
     with worker.connect_redis(RedisSettings(), settings) as redis:
-        return UsageStream(redis, settings.billing_consumer).redrive(count=count)
+        moved = UsageStream(redis, settings.billing_consumer).redrive(count=arguments.count)
+    sys.stdout.write(f"{moved} dead letters moved back to the stream\n")
 
 
-def _reseal() -> None:
+def _reseal(_: argparse.Namespace) -> None:
     engine = db.connect(PostgresSettings())
     box = SecretBox(NotificationSettings().notification_keys)
     if not box.usable:
         sys.exit("TENORA_NOTIFICATIONS_KEY is not set")
     with db.unit_of_work(engine) as session:
         record_operator_action(session, action="notification_secrets.resealed", target="all tenants")
-    try:
-        count = reseal.reseal(engine, box)
-    except AppError as error:
-        sys.exit(error.message)
+    count = reseal.reseal(engine, box)
     sys.stdout.write(f"{count} webhooks encrypted with the current key\n")
 
 
-def _reconcile(*, full: bool) -> None:
-    """Print the result. What changed within the last minutes is judged by a later run."""
+def _reconcile(arguments: argparse.Namespace) -> None:
     settings = BillingSettings()
     engine = db.connect(PostgresSettings())
     with worker.connect_redis(RedisSettings(), settings) as redis:
         store_reports(engine, redis)
-    found = runs.run(engine, runs.run_limits(settings), full=full)
+    found = runs.run(engine, runs.run_limits(settings), full=arguments.full)
     sys.stdout.write(runs.described(found))
+    sys.stdout.write(f"hours that changed in the last {settings.billing_reconcile_settle_s} s wait for a later run\n")
     if found.differing:
         sys.exit(1)
 
 
-def _allocate_costs() -> None:
+def _allocate_costs(_: argparse.Namespace) -> None:
     run = allocate_due(db.connect(PostgresSettings()), CostSettings())
     sys.stdout.write(f"{run.hours} hours of replicas shared out\n")
     if run.without_rate:
@@ -129,7 +144,7 @@ def _allocate_costs() -> None:
         sys.exit(f"the pools of {replicas} have no rate; add one with POST /api/v1/admin/costs/rates")
 
 
-def _fit_costs() -> None:
+def _fit_costs(_: argparse.Namespace) -> None:
     engine, settings, failed = db.connect(PostgresSettings()), CostSettings(), []
     with db.unit_of_work(engine) as session:
         found = cost_functions.kinds(session)
@@ -149,19 +164,17 @@ def _fit_costs() -> None:
         sys.exit(1)
 
 
-def _rebuild(tenant_id: str | None) -> None:
+def _rebuild(arguments: argparse.Namespace) -> None:
+    tenant_id: str | None = arguments.tenant
     engine = db.connect(PostgresSettings())
     with db.unit_of_work(engine) as session:
         record_operator_action(session, action="quotas.rebuilt", target=tenant_id or "all tenants")
     with worker.connect_redis(RedisSettings(), BillingSettings()) as redis:
-        try:
-            rebuilt = quota_rebuild.rebuild(engine, redis, tenant_id)
-        except AppError as error:
-            sys.exit(error.message)
+        rebuilt = quota_rebuild.rebuild(engine, redis, tenant_id)
     sys.stdout.write(
         f"{rebuilt.tenants} tenants and {rebuilt.limited_keys} keys with limits: {rebuilt.corrected} corrected\n"
     )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

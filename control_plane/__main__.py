@@ -194,7 +194,12 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     telemetry.set_up(f"control_plane.{arguments.name}", TelemetrySettings())
     try:
-        return int(arguments.run(arguments))
+        if arguments.run in (_web, _worker):  # their logs have the tracebacks
+            return int(arguments.run(arguments))
+        from core.unreachable_stores import named_when_unreachable  # the database's client would slow --help down
+
+        with named_when_unreachable():
+            return int(arguments.run(arguments))
     except AppError as error:
         print(error.message, file=sys.stderr)  # noqa: T201
         return 1

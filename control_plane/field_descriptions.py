@@ -64,7 +64,7 @@ _FIELDS: Final[dict[str, str]] = {
     "drift_tokens": "Tokens that engines counted, plus aborted prefills, minus tokens in the ledger.",
     "duration_ms_p50": "Median milliseconds from a request to the end of its answer; null without one.",
     "duration_ms_p99": "99th percentile of the same.",
-    "effective_from": "From when on the price counts.",
+    "effective_from": "From when on the price, rate or version applies.",
     "end": "End of the period, exclusive.",
     "endpoint_id": "Id of the notification endpoint.",
     "engine": "Engine and its version.",
@@ -242,7 +242,7 @@ _FIELDS: Final[dict[str, str]] = {
     "type": "A URI for the kind of error.",
     "unbilled_nanos": "Nanodollars in the ledger that are on no invoice.",
     "unbilled_tokens": "Tokens in the ledger that are on no invoice.",
-    "unexplained_drift_tokens": "Part of the drift that estimated requests do not explain.",
+    "unexplained_drift_tokens": "Tokens of the drift that estimated requests do not explain.",
     "unfitted_hours": "Hours that were shared out before a cost function was fitted.",
     "unit": "What one unit is: token, page_second or package.",
     "unit_price_nanos": "Nanodollars per unit.",
@@ -299,9 +299,44 @@ _OF_TYPE: Final[dict[str, str]] = {
 }
 
 
+_OF_PATHS: Final[dict[str, str]] = {
+    "alarm_id": "Id of the alarm.",
+    "alias": "Name of the alias.",
+    "base_model": "Id of the base model.",
+    "change_id": "Id of the change, from a `poll_url`.",
+    "credit_note_id": "Id of the credit note.",
+    "delivery_id": "Id of the delivery.",
+    "discount_id": "Id of the discount or coupon.",
+    "draft_id": "Id of the draft.",
+    "endpoint_id": "Id of the notification endpoint.",
+    "event_id": "Id of the event at Stripe.",
+    "invoice_id": "Id of the invoice.",
+    "key_id": "Id of the API key.",
+    "limit_id": "Id of the spending limit.",
+    "line_id": "Id of the invoice's line.",
+    "lot_id": "Id of the lot of credit.",
+    "name": "Name of the adapter.",
+    "note_id": "Id of the credit note.",
+    "page_id": "Id of the page.",
+    "plan_id": "Id of the plan.",
+    "replica_id": "Id of the replica.",
+    "request_id": "Id of the request, from the `x-request-id` header of its answer.",
+    "revision_id": "Id of the revision.",
+    "revocation_id": "Id of the revocation.",
+    "run_id": "Id of the reconciliation.",
+    "tenant_id": "Id of the tenant.",
+}
+"""What the variable parts of paths are. A name means the same in every path."""
+
+
 def described(document: dict[str, Any]) -> dict[str, Any]:  # an OpenAPI document as JSON
-    """The document, with a description for each field of its types that has none. Changes it in place."""
+    """The document, with a description for each part of a path and each field that has none. Changes it in place."""
     by_name, of_type = _FIELDS | BILLING_FIELDS, _OF_TYPE | BILLING_FIELDS_OF_TYPES
+    for operations in document.get("paths", {}).values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path" and parameter["name"] in _OF_PATHS:
+                    parameter.setdefault("description", _OF_PATHS[parameter["name"]])
     for name, schema in document.get("components", {}).get("schemas", {}).items():
         for field, found in schema.get("properties", {}).items():
             text = of_type.get(f"{name}.{field}", by_name.get(field))

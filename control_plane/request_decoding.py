@@ -3,6 +3,7 @@
 Litestar would parse first and convert leniently afterwards (``"60"`` would be accepted for 60).
 """
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +12,7 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.handlers import BaseRouteHandler
 from litestar.params import QueryParameter
+from msgspec import inspect
 
 from core import strict_json
 from core.errors import InvalidRequest, UnsupportedMedia
@@ -23,6 +25,25 @@ _SHAPES: Final = {
     r"^[^\x00-\x1f\x7f]+(?!\n)$": "leave out control characters",
 }
 """What the patterns of wire types ask for. In Python ``$`` also matches before a newline at the end."""
+
+_PLAIN: Final = tuple(
+    (re.compile(form), plain)
+    for form, plain in (
+        (r"Expected `(?:int|float|number)` >= (\S+)", "must be at least {}"),
+        (r"Expected `(?:int|float|number)` <= (\S+)", "must be at most {}"),
+        (r"Expected `(?:int|float|number)` > (\S+)", "must be more than {}"),
+        (r"Expected `\w+` of length >= (\d+)", "must have a length of at least {}"),
+        (r"Expected `\w+` of length <= (\d+)", "must have a length of at most {}"),
+        (r"Expected `([a-z]+)`, got `([a-z]+)`", "must be {}, not {}"),
+        (r"Expected `([a-z]+) \| null`, got `([a-z]+)`", "must be {} or null, not {}"),
+    )
+)
+"""Forms of msgspec's messages, and the same in plain words."""
+
+_WORDS: Final = {
+    "int": "a whole number", "float": "a number with a fraction", "str": "a string", "bool": "true or false",
+    "array": "a list", "object": "an object",
+}  # fmt: skip
 
 
 class StrictRequest(Request[Any, Any, State]):
@@ -47,7 +68,7 @@ class StrictRequest(Request[Any, Any, State]):
         try:
             return msgspec.json.decode(await self.body(), type=field.annotation)
         except msgspec.ValidationError as error:
-            raise invalid_field(error) from error
+            raise invalid_field(error, field.annotation) from error
         except msgspec.DecodeError as error:
             raise _not_json(await self.body(), error) from error
         except (RecursionError, UnicodeDecodeError) as error:
@@ -84,14 +105,18 @@ def _not_json(body: bytes, error: msgspec.DecodeError) -> InvalidRequest:
     return InvalidRequest(f"The body is not valid JSON: {reason}.", code="invalid_json", param=key)
 
 
-def invalid_field(error: msgspec.ValidationError) -> InvalidRequest:
-    """The decoder's error, such as ``Expected `int`, got `str` - at `$.limits.kv_pages```, with its ``param``."""
+def invalid_field(error: msgspec.ValidationError, body_type: Any = None) -> InvalidRequest:
+    """The decoder's error, such as ``Expected `int`, got `str` - at `$.limits.kv_pages```, in plain words and with its
+    ``param``. With ``body_type``, the type of the body, the fix names the fields and values that there are.
+    """
     message, _, path = str(error).partition(" - at `")
     param = path.rstrip("`").removeprefix("$").removeprefix(".") or None
     if message.startswith("Object contains unknown field `"):
         name = message.split("`")[1]
+        known = ", ".join(_fields(_type_at(body_type, param)))
+        fix = f"Use {known}." if known else "Remove it."
         param = f"{param}.{name}" if param else name
-        return InvalidRequest(f"{param}: unknown field. Remove it.", code="unknown_field", param=param)
+        return InvalidRequest(f"{param}: unknown field. {fix}", code="unknown_field", param=param)
     if message.startswith("Object missing required field `"):
         name = message.split("`")[1]
         param = f"{param}.{name}" if param else name
@@ -99,4 +124,43 @@ def invalid_field(error: msgspec.ValidationError) -> InvalidRequest:
     for pattern, text in _SHAPES.items():
         if message.endswith(f"matching regex {pattern!r}"):
             return InvalidRequest(f"{param or 'body'}: {text}.", param=param)
+    if message.startswith("Invalid enum value") and (values := _values(_type_at(body_type, param))):
+        return InvalidRequest(f"{param}: must be one of {', '.join(values)}.", param=param)
+    for form, plain in _PLAIN:
+        if match := form.fullmatch(message):
+            words = [_WORDS.get(each, each) for each in match.groups()]
+            return InvalidRequest(f"{param or 'body'}: {plain.format(*words)}.", param=param)
     return InvalidRequest(f"{param or 'body'}: {message[0].lower()}{message[1:]}.", param=param)
+
+
+def _type_at(body_type: Any, path: str | None) -> inspect.Type | None:  # the type of a body is any annotation
+    """The type of the field at a path such as ``limits.kv_pages`` or ``files[0].path``; None where unknown."""
+    found = None if body_type is None else _without_null(inspect.type_info(body_type))
+    for name in re.findall(r"[^.\[\]]+|\.\.\.", path or ""):
+        if isinstance(found, inspect.StructType):
+            found = next((each.type for each in found.fields if each.encode_name == name), None)
+        elif isinstance(found, inspect.ListType | inspect.VarTupleType):
+            found = found.item_type
+        else:
+            return None
+        found = found and _without_null(found)
+    return found
+
+
+def _without_null(found: inspect.Type) -> inspect.Type:
+    while isinstance(found, inspect.Metadata | inspect.UnionType):
+        if isinstance(found, inspect.Metadata):
+            found = found.type
+        else:
+            found = next(each for each in found.types if not isinstance(each, inspect.NoneType | inspect.CustomType))
+    return found
+
+
+def _fields(found: inspect.Type | None) -> list[str]:
+    return [each.encode_name for each in found.fields] if isinstance(found, inspect.StructType) else []
+
+
+def _values(found: inspect.Type | None) -> list[str]:
+    if isinstance(found, inspect.EnumType):
+        return [str(each.value) for each in found.cls]
+    return [str(each) for each in found.values] if isinstance(found, inspect.LiteralType) else []

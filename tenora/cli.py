@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 console = Console(stderr=True)
 _Access = tuple[str | None, str | None]  # API key, address of the control plane
+_KEY_HELP: Final = "The tenant's API key. Prefer the TENORA_API_KEY variable: it stays out of the process list."
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,18 +31,14 @@ def main() -> None:
     """
 
 
-@main.command()
+@main.command(short_help="Start everything until Ctrl-C, or in the background.")
 @click.option("--detach", is_flag=True, help="Return when everything is ready and leave it running.")
 def up(*, detach: bool) -> None:
     """Start everything and run until Ctrl-C, or in the background with --detach."""
     settings = StackSettings()
     start_stack(settings)
     status = read_status(settings)
-    console.print(
-        f"gateway {status['gateway_url']}/v1   control plane {status['control_url']}/schema/docs   home {settings.root}"
-    )
-    if payments := payments_line(status):
-        console.print(payments)
+    _print_addresses(console, settings, status)
     if detach:
         return
     console.print("running; Ctrl-C stops everything")
@@ -72,10 +69,9 @@ def status(*, as_json: bool, secrets: bool) -> None:
     if as_json:
         print(json.dumps(now, indent=2))
     elif now["programs"]:
-        Console().print(f"home {settings.root}   gateway {now['gateway_url']}/v1   control plane {now['control_url']}")
-        if payments := payments_line(now):
-            Console().print(payments)
-        Console().print(programs_table(now["programs"]))
+        out = Console()
+        _print_addresses(out, settings, now)
+        out.print(programs_table(now["programs"]))
     else:
         console.print(_nothing_runs(settings), soft_wrap=True)
     sys.exit(0 if now["ready"] else 1)
@@ -99,22 +95,20 @@ def logs(name: str, lines: int) -> None:
     folder = StackSettings().root / "logs"
     file = folder / f"{name}.log"
     if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in folder.glob("*.log"))) or "none yet"
+        known = ", ".join(sorted(path.stem for path in folder.glob("*.log")))
+        if not known:
+            raise click.ClickException(f"no logs under {folder}: the platform was never started there")
         raise click.ClickException(f"no log named {name!r}; choose one of: {known}")
     print("\n".join(file.read_text(errors="replace").splitlines()[-lines:]))
 
 
-@main.command()
+@main.command(short_help="Upload a PEFT adapter and wait until it is ready.")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--adapter", required=True, help="Name of the adapter. It is created when the tenant has none of this name."
 )
 @click.option("--base-model", help="Id or Hub name of its base model; by default what adapter_config.json says.")
-@click.option(
-    "--key",
-    envvar="TENORA_API_KEY",
-    help="The tenant's API key. Prefer the TENORA_API_KEY variable: it stays out of the process list.",
-)
+@click.option("--key", envvar="TENORA_API_KEY", help=_KEY_HELP)
 @click.option("--control-url", envvar="TENORA_CONTROL_URL", help="The control plane; by default this machine's.")
 @click.option("--timeout-s", default=600.0, show_default=True, help="Longest wait for validation.")
 def upload(
@@ -143,7 +137,7 @@ def upload(
 
 
 @main.group()
-@click.option("--key", envvar="TENORA_API_KEY", help="The tenant's API key; better in the TENORA_API_KEY variable.")
+@click.option("--key", envvar="TENORA_API_KEY", help=_KEY_HELP)
 @click.option("--control-url", envvar="TENORA_CONTROL_URL", help="The control plane; by default this machine's.")
 @click.pass_context
 def adapters(context: click.Context, *, key: str | None, control_url: str | None) -> None:
@@ -178,9 +172,12 @@ def delete_adapter(access: _Access, name: str, *, yes: bool) -> None:
     """Delete an adapter with all its revisions. This cannot be undone."""
     from tenora.adapters import command
 
-    if not yes:
-        click.confirm(f"delete {name} with all its revisions?", abort=True)
-    _with_client(access, lambda client: command.delete_adapter(client, name, console))
+    def delete(client: "ControlPlaneClient") -> None:
+        if not yes:
+            click.confirm(f"Delete {name} with all its revisions?", abort=True)
+        command.delete_adapter(client, name, console)
+
+    _with_client(access, delete)
 
 
 @main.command()
@@ -199,7 +196,7 @@ def doctor(*, as_json: bool, pause_s: float) -> None:
     sys.exit(examine(StackSettings(), pause_s=pause_s, as_json=as_json))
 
 
-@main.command()
+@main.command(short_help="Run the main job end to end, with two tenants.")
 def demo() -> None:
     """Run the main job end to end: two tenants, two fine-tunes, one replica, two invoices that add up."""
     from tenora.demo.run import run_demo  # the demo's SDKs would slow every other command down
@@ -229,6 +226,19 @@ def register_base_model() -> None:
 
 def _nothing_runs(settings: StackSettings) -> str:
     return f"Nothing runs under {settings.root}. Start it with: tenora up --detach, or set TENORA_HOME."
+
+
+def _print_addresses(out: Console, settings: StackSettings, status: dict[str, Any]) -> None:
+    """One line each, so that a terminal of 80 columns breaks no address. ``status`` is what ``read_status`` found."""
+    lines = [
+        f"home           {settings.root}",
+        f"gateway        {status['gateway_url']}/v1",
+        f"control plane  {status['control_url']} (API reference: {status['control_url']}/schema/docs)",
+        payments_line(status),
+    ]
+    for line in lines:
+        if line is not None:
+            out.print(line, highlight=False, soft_wrap=True)
 
 
 def _control_url() -> str:

@@ -3,8 +3,6 @@
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from tenora.control_client import ControlPlaneClient
 
@@ -17,10 +15,11 @@ def list_adapters(client: ControlPlaneClient, console: Console) -> None:
     if not found:
         console.print("no adapters yet; upload one with: tenora upload FOLDER --adapter NAME")
         return
-    table = Table(*_COLUMNS, box=None)
-    for adapter in found:
-        table.add_row(*(Text(_cell(adapter[name])) for name in _COLUMNS))
-    console.print(table)
+    rows = [_COLUMNS, *(tuple(_cell(adapter[name]) for name in _COLUMNS) for adapter in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:  # an id that a narrow terminal cuts off could not be copied
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
 def show_adapter(client: ControlPlaneClient, name: str, console: Console) -> None:
@@ -41,7 +40,7 @@ def show_adapter(client: ControlPlaneClient, name: str, console: Console) -> Non
 def delete_adapter(client: ControlPlaneClient, name: str, console: Console) -> None:
     """Delete an adapter with all its revisions."""
     client.call("DELETE", f"/api/v1/adapters/{name}")
-    console.print(f"deleted {name}; calls of it are refused, and its files are removed", markup=False)
+    console.print(f"deleted {name}: calls of it are refused, and its files are removed", markup=False, soft_wrap=True)
 
 
 def _cell(value: Any) -> str:  # a JSON value

@@ -71,11 +71,16 @@ def _show(revision: dict[str, Any], adapter: str, aliases: dict[str, str | None]
     report = revision["report"] or {"problems": [], "notes": []}
     if revision["status"] == "ready":
         _print(console, f'{revision["id"]} is ready: call it as model="{adapter}@{revision["id"]}"')
+        if aliases.get("prod", revision["id"]) == revision["id"]:  # else the bare name serves what prod points to
+            _print(console, f'model="{adapter}" serves it too')
         for alias, serves in aliases.items():
             if serves != revision["id"]:
                 target = f"still serves {serves}" if serves else "still serves several revisions"
                 route = f"PUT /api/v1/adapters/{adapter}/aliases/{alias}"
-                _print(console, f'{adapter}@{alias} {target}; to move it: {route} {{"revision": "{revision["id"]}"}}')
+                _print(
+                    console,
+                    f'model="{adapter}:{alias}" {target}; to move it: {route} {{"revision": "{revision["id"]}"}}',
+                )
     else:
         _print(console, f"{revision['id']} is rejected:")
         for problem in report["problems"]:

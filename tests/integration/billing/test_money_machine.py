@@ -48,7 +48,6 @@ def machine_of(engine: sa.Engine) -> type[RuleBasedStateMachine]:
 
 
 @pytest.mark.hypothesis
-@pytest.mark.timeout(900)  # all examples of `make soak`, beside other tests
 @pytest.mark.scenario(90)
 @pytest.mark.scenario(166)
 def test_no_order_of_events_makes_money_appear_vanish_or_change(engine):
@@ -97,7 +96,6 @@ def test_kills_of_processes_and_connections_leave_money_whole(engine, postgres_s
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 @pytest.mark.scenario(164)
 @pytest.mark.parametrize("seed", range(5))
 def test_many_kills_leave_money_whole(engine, postgres_settings, seed):

@@ -1,6 +1,7 @@
 """Invalid requests get problem+json that names the field, and never a 5xx."""
 
 import json
+import re
 
 import pytest
 
@@ -157,15 +158,45 @@ def test_the_schema_describes_the_api_and_its_authentication(shared_api):
     assert limits["adapters"]["maximum"] == 100_000
 
 
-def test_every_field_of_the_schema_has_a_description(shared_api):
+def test_every_operation_parameter_and_field_of_the_schema_has_a_description(shared_api):
     schema = shared_api.anyone.get("/schema").json()
-    without = [
-        f"{name}.{field}"
-        for name, found in schema["components"]["schemas"].items()
-        for field, described in found.get("properties", {}).items()
-        if not described.get("description")
-    ]
+    operations = {
+        f"{method} {path}": found for path, methods in schema["paths"].items() for method, found in methods.items()
+    }
+    parameters = {
+        f"{name} {each['name']}": each for name, found in operations.items() for each in found.get("parameters", ())
+    }
+    described = operations | parameters | fields_of(schema)
+    assert len(parameters) > 100
+    assert [name for name, found in described.items() if not found.get("description")] == []
+
+
+UNITS = {
+    "nanos": "nanodollar|billionths", "nanos_per_hour": "nanodollar", "nanos_per_month": "nanodollar",
+    "nanos_per_mtok": "billionths", "usd": "dollar", "cents": "cent", "cents_max": "cent", "ms": "millisecond",
+    "ms_p50": "millisecond", "ps": "picosecond", "seconds": "second|page", "bytes": "byte|memory", "ppm": "millionths",
+    "hundredths": "hundredth", "tokens": "token|text", "tokens_max": "token", "hours": "hour", "pages": "page",
+}  # fmt: skip
+"""What the description of a number says, by the end of the number's name."""
+
+
+def test_every_amount_in_the_schema_names_its_unit(shared_api):
+    fields = fields_of(shared_api.anyone.get("/schema").json())
+    without, checked = [], 0
+    for name, found in fields.items():
+        for ending, unit in UNITS.items():
+            if name.endswith(f"_{ending}"):
+                checked += 1
+                if not re.search(unit, found["description"].lower()):
+                    without.append(f"{name}: {found['description']}")
+    assert checked > 200
     assert without == []
+
+
+def fields_of(schema: dict) -> dict[str, dict]:
+    """Each field of each type of an OpenAPI document, by ``Type.field``."""
+    types = schema["components"]["schemas"].items()
+    return {f"{name}.{field}": each for name, found in types for field, each in found.get("properties", {}).items()}
 
 
 def test_the_schema_is_a_page_that_loads_nothing(shared_api):

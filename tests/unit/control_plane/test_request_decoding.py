@@ -33,6 +33,25 @@ def test_the_field_is_named(text, kind, param, code):
     assert "`$" not in refused.message
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        (b'{"status":"deleted"}', TenantPatch, "status: must be one of active, suspended."),
+        (b'{"nope":1}', TenantPatch, "nope: unknown field. Use name, plan, status, limits."),
+        (b'{"files":[{"size":1}]}', NewRevision, "files[0].size: unknown field. Use path, size_bytes, sha256."),
+        (b'{"limits":{"adapters":0}}', TenantPatch, "limits.adapters: must be at least 1."),
+        (b'{"limits":{"kv_pages":"1"}}', TenantPatch, "limits.kv_pages: must be a whole number or null, not a string."),
+        (b'{"name":""}', TenantPatch, "name: must have a length of at least 1."),
+        (b'{"name":3}', NewPlan, "name: must be a string, not a whole number."),
+        (b"[]", TenantPatch, "body: must be an object, not a list."),
+    ],
+)  # fmt: skip
+def test_the_message_is_plain_and_names_what_is_allowed(text, kind, message):
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.json.decode(text, type=kind)
+    assert invalid_field(caught.value, kind).message == message
+
+
 def test_null_removes_an_override_and_an_absent_field_keeps_it():
     patch = msgspec.json.decode(b'{"limits":{"adapters":null,"kv_pages":5}}', type=TenantPatch)
     assert msgspec.to_builtins(patch) == {"limits": {"adapters": None, "kv_pages": 5}}

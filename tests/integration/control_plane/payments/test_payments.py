@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from pydantic import SecretStr
 
 from billing.payments import standings
 from billing.payments.operations import EndInvoice
-from billing.payments.settings import WebhookSettings
-from billing.stripe_settings import StripeSettings
 from control_plane.dependencies import handlers_of_changes
 from control_plane.payments.service import StandingChanges
 from control_plane.settings import WebSettings
@@ -21,43 +18,11 @@ from core.ids import new_id
 from tenora.stripe_simulator.webhooks import signature_header
 from tests.conftest import wait_until
 from tests.fixtures.control_plane.api import Api, control_settings, running_api
-from tests.fixtures.stripe_simulator import RunningSimulator, running_simulator
 from tests.integration.billing.payments.conftest import PaymentStage
+from tests.integration.control_plane.payments.conftest import BYTES_MAX, OLD, SECRET
 
 pytestmark = pytest.mark.timeout(120)
-SECRET, OLD = "whsec_of_the_endpoint", "whsec_of_last_month"
 URLS = {"success_url": "https://example.com/done", "cancel_url": "https://example.com/back"}
-BYTES_MAX = 4_096
-
-
-@pytest.fixture(scope="session")
-def simulator(tmp_path_factory) -> Iterator[RunningSimulator]:
-    with running_simulator(tmp_path_factory.mktemp("stripe") / "home") as simulator:
-        yield simulator
-
-
-@pytest.fixture
-def api(postgres_settings, redis_settings, s3_settings, simulator) -> Iterator[Api]:
-    stripe = StripeSettings(  # no key: the billing worker alone calls Stripe
-        stripe_api_base=simulator.url,
-        stripe_webhook_secret=SecretStr(SECRET),
-        stripe_webhook_secret_previous=SecretStr(OLD),
-    )
-    settings = control_settings(
-        postgres_settings,
-        redis_settings,
-        s3_settings,
-        web=WebSettings(control_port=0, acknowledge_wait_ms=0),
-        stripe=stripe,
-        webhooks=WebhookSettings(payments_page_wait_ms=200, payments_webhook_bytes_max=BYTES_MAX),
-    )
-    with running_api(settings) as running:
-        yield running
-
-
-@pytest.fixture
-def stage(engine, simulator) -> PaymentStage:
-    return PaymentStage(engine, simulator)
 
 
 @contextmanager

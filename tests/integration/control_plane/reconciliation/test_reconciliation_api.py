@@ -12,6 +12,7 @@ from billing.stream import UsageStream
 from core import clock, redis_keys
 from core.contracts.usage import UsageEvent
 from core.ids import new_id
+from tests.fixtures.how_to import commands, run, send
 
 LIMITS = runs.RunLimits(settle=timedelta(0), differences_max=100)
 
@@ -70,6 +71,28 @@ def test_usage_is_amended_and_voided_with_its_reason_and_an_audit_row(api, used)
     assert (events["ledger_drift_nanos"], events["ledger_tokens"]) == (0, 0)
     refused = api.admin.post(f"{route}/void", json={"reason": "again"})
     assert (refused.status_code, refused.json()["code"]) == (409, "usage_is_voided")
+
+
+def test_every_command_of_the_how_to_does_what_the_page_says(api, used, postgres_settings, redis_settings):
+    tenant_id, request_id = used
+    values = {
+        "TENORA_CONTROL_URL": api.url, "TENORA_ADMIN_KEY": api.admin_secret, "REQUEST": request_id,
+        "TENORA_POSTGRES_DSN": postgres_settings.postgres_dsn, "TENORA_REDIS_URL": redis_settings.redis_url,
+    }  # fmt: skip
+    found = [command for command in commands("reconcile.md") if not command.startswith("#")]
+    listed, one, now, changed, full, read, amend, void = found
+    for command, mode in ((changed, "full"), (full, "full"), (changed, "changed")):  # the first run is a full one
+        done = run(command, values)
+        assert (done.returncode, done.stdout.partition(":")[0]) == (0, mode), done.stderr
+        assert "in 0 differences\n" in done.stdout
+        assert done.stdout.endswith("hours that changed in the last 300 s wait for a later run\n")
+    runs_made = send(listed, values).body["data"]
+    assert [(each["mode"], each["differing"]) for each in runs_made] == [("changed", 0), ("full", 0), ("full", 0)]
+    assert send(one, values | {"RUN": runs_made[0]["id"]}).body["differences"] == []
+    assert send(now, values).body["ledger_tokens"] == 600
+    assert send(read, values).body["tenant_id"] == tenant_id
+    assert send(amend, values).body["output_tokens"] == 300
+    assert send(void, values).body["charged_nanos"] == 0
 
 
 def test_what_is_invoiced_is_not_amended(api, used):

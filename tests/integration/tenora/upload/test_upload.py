@@ -91,6 +91,30 @@ def test_the_same_folder_goes_to_the_adapter_that_has_the_name_now(judging, judg
     assert f'is ready: call it as model="bot@{revision["id"]}"' in done.output
 
 
+def test_an_upload_says_what_the_name_and_each_alias_serve(judging, judged, folder, tmp_path):
+    done = tenora_upload(judging, judged, folder)
+    assert '\nmodel="bot" serves it too\n' in done.output
+    (first,) = judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]
+    judged.http.put("/api/v1/adapters/bot/aliases/prod", json={"revision": first["id"]}).raise_for_status()
+    done = tenora_upload(judging, judged, write_adapter(tmp_path / "second", BASE, rank=8, seed=2))
+    assert (
+        f'\nmodel="bot:prod" still serves {first["id"]}; to move it: PUT /api/v1/adapters/bot/aliases/prod'
+        in done.output
+    )
+    assert "serves it too" not in done.output
+
+
+def test_adapters_are_listed_with_whole_ids_on_a_narrow_terminal(judging, judged, folder):
+    assert tenora_upload(judging, judged, folder).exit_code == 0
+    (revision,) = judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]
+    environment = {"TENORA_API_KEY": judged.key, "COLUMNS": "40"}
+    listed = CliRunner().invoke(main, ["adapters", "--control-url", judging.url, "list"], env=environment)
+    rows = [line.split() for line in listed.output.splitlines()]  # this process's API logs to it, too
+    assert ["bot", BASE.id, revision["id"], revision["id"]] in rows
+    asked = CliRunner().invoke(main, ["adapters", "delete", "bot"], env={"TENORA_API_KEY": ""}, input="y\n")
+    assert (asked.exit_code, "no API key" in asked.output, "Delete bot" in asked.output) == (1, True, False)
+
+
 def test_an_interrupted_upload_goes_on_with_what_is_missing(api, tenant, folder):
     announced, sizes = [], []
     uploader = Uploader(api.url, tenant.key, UploadProgress(sending=sizes.append))
