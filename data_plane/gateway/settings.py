@@ -135,9 +135,7 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, SnapshotVer
     schema_compile_s: float = Field(
         default=5, gt=0, le=60, description="How long compiling one JSON Schema may take before it is refused."
     )
-    schema_start_s: float = Field(
-        default=30, gt=0, description="How long the gateway waits for the schema compiler process to start."
-    )
+    schema_start_s: float = Field(default=30, gt=0, description="How long the schema compiler may take to start.")
     schema_memory_bytes: int = Field(
         default=1 << 30, ge=256 << 20, description="Memory of the schema compiler. A schema that needs more is refused."
     )
@@ -156,8 +154,11 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, SnapshotVer
     schemas_per_minute: int = Field(
         default=120, ge=1, description="New schemas of one tenant that one process compiles each minute; 429 for more."
     )
-    schema_cache_max: int = Field(
-        default=4096, ge=1, description="Schemas whose check result one gateway process caches, the last used ones."
+    schema_cache_max: int = Field(default=4096, ge=1, description="Schemas whose results one gateway process caches.")
+    schema_cache_max_bytes: int = Field(
+        default=64 << 20,
+        ge=1024,
+        description="Compiled size of the cached schemas; together, all gateways stay below VLLM_XGRAMMAR_CACHE_MB.",
     )
 
     # Idempotency-Key.

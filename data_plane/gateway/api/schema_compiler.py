@@ -30,6 +30,7 @@ from core.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
 from core.sandbox.confinement import ChildLimits, child_environment, confined_command, missing_protections
 from data_plane.gateway import metrics
 from data_plane.gateway.api.grammar import Grammar, grammars_of
+from data_plane.gateway.api.grammar_results import GrammarResults
 from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.api.schema_compiler_process import (
     FRAME_BYTES_MAX,
@@ -74,9 +75,9 @@ class SchemaCompiler:
         self._turns: dict[str, asyncio.Lock] = {}  # per tenant, so that a tenant waits for ``_turn`` only once
         self._of_tenant: Counter[str] = Counter()
         self._child: _Child | None = None
-        self._results: OrderedDict[bytes, tuple[_Refused | None, float]] = (
-            OrderedDict()
-        )  # result, valid until (monotonic)
+        self._results: GrammarResults[_Refused | None] = GrammarResults(
+            count_max=settings.schema_cache_max, bytes_max=settings.schema_cache_max_bytes
+        )
         self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tenant: used share of its minute, at
 
     async def check(self, tenant_id: str, base: BaseModelRoute, call: Call) -> None:
@@ -84,9 +85,8 @@ class SchemaCompiler:
         for grammar in grammars_of(call):
             named = f"{base.id}\0{base.tokenizer_sha256}\0{grammar.kind}\0".encode()
             digest = hashlib.sha256(named + grammar.source).digest()
-            result, until = self._results.get(digest, (None, 0.0))
-            if until > time.monotonic():
-                self._results.move_to_end(digest)
+            if (known := self._results.get(digest)) is not None:
+                result = known.result
             else:
                 result = await asyncio.shield(self._trying.get(digest) or self._begin(tenant_id, base, digest, grammar))
             if result is not None:
@@ -124,9 +124,13 @@ class SchemaCompiler:
                 result = await self._in_turn(base, grammar)
             spent = result is None
             refused = self._judge(result)
-            self._results[digest] = refused, time.monotonic() + _TIMEOUT_CACHED_S if spent else math.inf
-            while len(self._results) > self._settings.schema_cache_max:
-                self._results.popitem(last=False)
+            self._results.put(
+                tenant_id,
+                digest,
+                refused,
+                size_bytes=result.size_bytes if result is not None and refused is None else 0,
+                valid_s=_TIMEOUT_CACHED_S if spent else math.inf,
+            )
             return refused
         finally:
             if not spent:

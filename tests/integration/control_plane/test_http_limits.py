@@ -2,10 +2,12 @@
 
 import contextlib
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from control_plane.settings import WebSettings
+from core.api_keys import mint_key
 from tests.conftest import wait_until
 from tests.fixtures.control_plane.api import Api, control_settings, running_api
 
@@ -99,6 +101,39 @@ def test_half_sent_requests_of_one_tenant_leave_other_tenants_and_admins_served(
         assert other.http.get("/api/v1/api-keys").status_code == 200
         assert api.admin.get("/api/v1/admin/plans").status_code == 200
     wait_until(lambda: tenant.http.get("/api/v1/api-keys").status_code == 200, what="the slots to be free again")
+
+
+def test_half_sent_requests_without_a_valid_key_are_refused_before_their_bodies(start):
+    api = start(control_body_s=300, control_requests_max=20)
+    with contextlib.ExitStack() as opened:
+        held = [opened.enter_context(half_sent(api, mint_key("live"))) for _ in range(HALF_SENT)]
+        refused = wait_until(lambda: _answers(held), timeout_s=60, what="all of them to be refused")
+        assert all(b" 401 " in each or b" 503 " in each for each in refused)
+        assert api.tenant().http.get("/api/v1/api-keys").status_code == 200
+        assert api.admin.get("/api/v1/admin/plans").status_code == 200
+
+
+def test_a_tenant_that_floods_is_refused_and_leaves_others_and_admins_served(start):
+    api = start(control_tenant_requests_per_minute=20, control_address_requests_per_minute=None)
+    tenant, other = api.tenant(), api.tenant()
+    with ThreadPoolExecutor(8) as callers:
+        answers = list(callers.map(lambda _: tenant.http.get("/api/v1/api-keys"), range(60)))
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(answers) - len(refused) >= 20
+    assert refused
+    assert {(answer.status_code, answer.json()["code"]) for answer in refused} == {(429, "too_many_requests")}
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert other.http.get("/api/v1/api-keys").status_code == 200
+    assert api.admin.get("/api/v1/admin/plans").status_code == 200
+
+
+def test_an_address_that_floods_is_refused_before_its_key_is_looked_up(start):
+    api = start(control_address_requests_per_minute=30)
+    answers = [api.anyone.get("/api/v1/me") for _ in range(60)]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert refused
+    assert refused[0].json()["code"] == "too_many_requests"
+    assert refused[0].headers["content-type"] == "application/problem+json"
 
 
 def _answers(held: list[socket.socket]) -> list[bytes]:

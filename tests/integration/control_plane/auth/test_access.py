@@ -56,6 +56,23 @@ def test_an_invalid_key_is_refused(api, header):
     assert response.status_code == 401
 
 
+def test_a_key_of_the_previous_pepper_is_valid_until_that_is_removed(api, engine):
+    from control_plane.api_keys.service import find_principal
+    from control_plane.auth.authenticate import Authenticator, Pepper
+    from core.errors import Unauthenticated
+    from tests.fixtures.control_plane.api import PEPPER
+
+    tenant, old = api.tenant(), PEPPER.encode()
+
+    def authenticate(pepper: Pepper):
+        authenticator = Authenticator(engine=engine, pepper=pepper, find_principal=find_principal)
+        return authenticator.authenticate(f"Bearer {tenant.key}")
+
+    assert authenticate(Pepper(value=b"new", previous=old)).tenant_id == tenant.id
+    with pytest.raises(Unauthenticated):
+        authenticate(Pepper(value=b"new"))
+
+
 def test_a_wrong_checksum_is_refused_without_a_lookup_and_an_unknown_key_with_one(settings, engine):
     from control_plane.api_keys.service import find_principal
     from control_plane.auth.authenticate import Authenticator, Pepper

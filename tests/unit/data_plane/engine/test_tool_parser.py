@@ -83,3 +83,8 @@ def test_vllm_finds_the_parser_under_its_name(monkeypatch):
     monkeypatch.setattr(manager.ToolParserManager, "tool_parsers", dict(manager.ToolParserManager.tool_parsers))
     tool_parser.install()
     assert manager.ToolParserManager.get_tool_parser("hermes") is tool_parser.HermesToolParser
+
+
+def test_forced_calls_are_read_by_the_bounded_parser_too():
+    """VLLM has its own code for ``required`` and named tools, which reads the whole answer at each token."""
+    assert not tool_parser.HermesToolParser.supports_required_and_named

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import prometheus_client
 import psutil
 import pytest
 import redis.asyncio
@@ -172,6 +173,23 @@ async def test_concurrent_requests_with_one_schema_share_one_compilation(stack):
         same = [grammars.check(tenant, tiny_route(), asks(PERSON)) for tenant in ["tn_a"] * 3 + ["tn_b"] * 3]
         await asyncio.gather(*same)
         await grammars.close()
+
+
+async def test_a_schema_that_an_engine_may_have_forgotten_is_compiled_and_rationed_again(stack):
+    """An engine keeps compiled schemas within a size, so a number of remembered results is no bound on its work."""
+
+    def compiled() -> float:
+        return prometheus_client.REGISTRY.get_sample_value("tenora_gateway_schema_seconds_count") or 0
+
+    async with redis.asyncio.Redis.from_url(stack.redis_url) as client:
+        # Every schema is larger than this, and the second one replaces the first.
+        grammars = compiler(client, stack.redis_url, schema_cache_max_bytes=1024)
+        before = compiled()
+        for _ in range(3):
+            for number in range(2):
+                await grammars.check("tn_a", tiny_route(), asks({**PERSON, "title": f"turn {number}"}))
+        await grammars.close()
+    assert compiled() == before + 6, "the results would be remembered although no engine keeps the grammars"
 
 
 def test_new_schemas_are_rate_limited_per_tenant_and_cached_ones_are_not(stack):

@@ -4,6 +4,7 @@ import json
 import socket
 import time
 
+import httpx
 import openai
 import pytest
 
@@ -59,6 +60,40 @@ def test_a_caller_that_disconnects_during_the_prefill_pays_for_it(stack, tenant,
     assert (event.kv_page_ms > 0) == bool(prefilled), "without a report, what was held is unknown"
     assert event.kv_measured == (prefilled is not None)
     assert month_used == event.input_tokens
+
+
+ROUTES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prefilled", [1_000_000, 0, None], ids=["all of it", "never started", "no report"])
+@pytest.mark.parametrize(
+    ("path", "sequences"), [(path, n) for path in ROUTES for n in ((1,) if path == "/v1/messages" else (1, 3))]
+)
+def test_an_abandoned_prompt_is_charged_once_for_each_sequence_on_every_route(
+    stack, tenant, path, sequences, prefilled, stream
+):
+    tenant.sdk()
+    body = {"model": "tiny-chat", "stream": stream, **ROUTES[path]}
+    if sequences > 1:
+        body["n"] = sequences
+    with httpx.Client(base_url=stack.gateway.url, headers={"authorization": f"Bearer {tenant.key}"}) as http:
+        http.post(path, json={**body, "stream": False, "n": 1, "max_tokens": 1} if sequences > 1 else
+                  {**body, "stream": False, "max_tokens": 1}).raise_for_status()  # fmt: skip
+        prompt_tokens = tenant.event().input_tokens
+        slowly(stack, hang=True, prefilled=prefilled)
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(path, json=body, timeout=1)
+    event = wait_until(lambda: len(events := tenant.events()) == 2 and events[-1], what="a usage event")
+    wait_until(tenant.holds_nothing, what="holds to be released")
+    charged = 0 if prefilled == 0 else prompt_tokens * sequences
+    assert (event.outcome, event.output_tokens, event.cached_tokens) == ("client_gone", 0, 0)
+    assert event.input_tokens == event.aborted_prefill_tokens == charged
+    assert tenant.quota()["month_used"] == charged + prompt_tokens + 1
 
 
 def test_a_prefill_that_the_platform_ends_without_a_report_costs_nothing(tmp_path):

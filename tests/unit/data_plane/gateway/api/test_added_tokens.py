@@ -56,6 +56,47 @@ def test_without_tokens_a_text_is_one_part():
     assert AddedTokens([]).first("a<b>") is None
 
 
+class CountingPattern:
+    """Notes how much text each search may look at."""
+
+    def __init__(self, pattern) -> None:
+        self.pattern, self.searched = pattern.pattern, []
+        self._pattern = pattern
+
+    def finditer(self, text, start, end):
+        self.searched.append(min(end, len(text)) - start)
+        return self._pattern.finditer(text, start, end)
+
+
+def test_a_search_holds_the_interpreter_for_one_window_and_all_of_them_look_at_the_text_once():
+    """The bound on the work. Its time is the next test's."""
+    tokens, text = AddedTokens(UNUSED), "<unused6249" * 100_000
+    tokens._pattern = counting = CountingPattern(tokens._pattern)
+    tokens.split(text)
+    longest = max(map(len, UNUSED))
+    assert max(counting.searched) <= added_tokens._WINDOW_CHARS + longest
+    assert sum(counting.searched) <= len(text) + longest * len(counting.searched)
+    assert most_alternatives(counting.pattern) <= added_tokens._ALTERNATIVES_MAX
+
+
+def most_alternatives(pattern: str) -> int:
+    """The most alternatives between which a pattern chooses at one place."""
+    counts, most, escaped = [1], 1, False
+    for character in pattern:
+        if escaped:
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        elif character == "(":
+            counts.append(1)
+        elif character == ")":
+            counts.pop()
+        elif character == "|":
+            counts[-1] += 1
+            most = max(most, counts[-1])
+    return most
+
+
 @pytest.mark.parametrize("piece", ["<", "<unused", "<unused6", "<unused6249", "<unused6249>", "x", "\n"])
 def test_a_text_that_resembles_thousands_of_tokens_takes_little_work(piece):
     tokens = AddedTokens([*UNUSED, *("\n" * length for length in range(1, 32))])
