@@ -15,17 +15,20 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.costs import hours, price_book, usage_source
+from billing.costs import hours, price_book
 from billing.costs.allocation import CostKind, CostOwner
 from billing.costs.break_even import OutsidePrice, Saving, break_even, saving
 from billing.costs.rates import MS_PER_HOUR
+from billing.costs.revenue import Revenue, read_revenue
 from billing.costs.settings import PREVIEW_HOURS_MAX, REPORT_DAYS_MAX, REPORT_ROWS_MAX, CostSettings
-from billing.costs.usage_source import Revenue
 from core import clock
 from core.errors import InvalidRequest
 
 CostGrouping = Literal["tenant", "adapter", "model", "plan"]
 PPM = 1_000_000
+_SUMMED = (
+    "input_tokens", "cached_tokens", "output_tokens", "usage_nanos", "resource_nanos", "account_nanos", "revenue_nanos",
+)  # fmt: skip
 
 _ROWS = sa.text("""
 SELECT h.base_model, h.rank_max, r.tenant_id, r.adapter_id, r.plan_id, r.kind, sum(r.nanos)::bigint AS nanos
@@ -71,13 +74,18 @@ class PoolTime(msgspec.Struct, frozen=True, kw_only=True):
 
 class MarginRow(msgspec.Struct, frozen=True, kw_only=True):
     """Revenue beside cost of one tenant, adapter, model or plan. ``key`` is its id, empty for the base model's own
-    usage. ``margin_ppm`` is None without revenue.
+    usage, and ``(account)`` for revenue of no adapter or model. ``revenue_nanos`` is the sum of ``usage_nanos``, of
+    ``resource_nanos`` (storage, pins and cold loads) and of ``account_nanos`` (fees, tiers, discounts, credit notes).
+    ``margin_ppm`` is None unless there is revenue.
     """
 
     key: str
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    usage_nanos: int
+    resource_nanos: int
+    account_nanos: int
     revenue_nanos: int
     cost_nanos: int
     absorbed_cost_nanos: int
@@ -135,7 +143,7 @@ def report(
     allocated_ms = max((pool.last_hour_ms + MS_PER_HOUR for pool in pools), default=None)
     if include_open_hours:
         _add_open_hours(session, start_ms, end_ms, settings, costs, pools)
-    charged = usage_source.revenue(session, start=start, end=end)
+    charged = read_revenue(session, start=start, end=end)
     rows = margins(costs, charged, group_by)
     if len(rows) > REPORT_ROWS_MAX:
         raise InvalidRequest(
@@ -234,7 +242,7 @@ def margins(costs: Sequence[OwnedCost], charged: Sequence[Revenue], group_by: Co
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     for each in charged:
         mine = sums[_key(each.owner, each.base_model, group_by)]
-        for name in ("input_tokens", "cached_tokens", "output_tokens", "revenue_nanos"):
+        for name in _SUMMED:
             mine[name] += getattr(each, name)
     return [_margin_row(key, sums[key], direct[key], absorbed[key]) for key in sorted(sums.keys() | direct.keys())]
 
@@ -243,14 +251,11 @@ def _margin_row(key: str, sums: Counter[str], cost: int, absorbed: int) -> Margi
     revenue = sums["revenue_nanos"]
     return MarginRow(
         key=key,
-        input_tokens=sums["input_tokens"],
-        cached_tokens=sums["cached_tokens"],
-        output_tokens=sums["output_tokens"],
-        revenue_nanos=revenue,
+        **{name: sums[name] for name in _SUMMED},
         cost_nanos=cost,
         absorbed_cost_nanos=absorbed,
         margin_nanos=revenue - cost,
-        margin_ppm=(revenue - cost) * PPM // revenue if revenue else None,
+        margin_ppm=(revenue - cost) * PPM // revenue if revenue > 0 else None,
     )
 
 
