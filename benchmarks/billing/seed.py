@@ -4,10 +4,12 @@ The statements bypass the stream and the rating, but no constraint and no trigge
 does in a COPY. ``verify`` asserts afterwards that none was off.
 """
 
+from datetime import datetime
 from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
+from benchmarks.billing.progress import Progress
 from billing.prices import price_book
 from billing.prices.card import PriceCard
 from core.contracts.grants import Prices
@@ -25,7 +27,7 @@ SELECT billing_request_id_floor(settled) || lpad(n::text, 16, '0'), :prefix || (
     'done', settled - interval '200 ms', settled, NULL, 100, 32, 0, 20, 1601, 50, 200, 'slot', 0, 0, false, :version,
     10200, 2400, 12000, 1601, 26201, :transfer
 FROM (
-    SELECT n, date_trunc('milliseconds', now()) - CASE
+    SELECT n, date_trunc('milliseconds', coalesce(CAST(:at AS timestamptz), now())) - CASE
         WHEN :every_hour THEN (n / (:adapters * :keys) % 720) * interval '1 hour'
         ELSE interval '1 hour' + ((n::bigint * 7919 * 1000) % (27 * 86400 * 1000::bigint)) * interval '1 ms'
     END AS settled
@@ -102,20 +104,33 @@ WIDE_RECORDS: Final = 720 * WIDE.adapters * WIDE.keys
 """A tenant with as many sums by hour as records: 180,000 in 30 days."""
 
 
-def seed(engine: sa.Engine, *, prefix: str, tenants: int, records: int, first: int, owners: Owners = FEW) -> None:
-    """Write ``records`` over ``tenants`` whose ids begin with ``prefix``. ``first`` keeps the ids of calls apart."""
+def seed(
+    engine: sa.Engine,
+    *,
+    prefix: str,
+    tenants: int,
+    records: int,
+    first: int,
+    owners: Owners = FEW,
+    at: datetime | None = None,
+) -> None:
+    """Write ``records`` over ``tenants`` whose ids begin with ``prefix``. ``first`` keeps the ids of calls apart; the
+    newest record settles ``at`` an instant or an hour before it, by default now.
+    """
+    progress = Progress(f"records of {prefix}", records)
     version = _subscribe(engine, prefix, tenants)
     for start in range(first, first + records, _BATCH):
         last = min(start + _BATCH, first + records) - 1
         values = {
             "prefix": prefix, "tenants": tenants, "version": version, "transfer": new_id("tr"),
-            "first": start, "last": last, **owners._asdict(),
+            "first": start, "last": last, "at": at, **owners._asdict(),
         }  # fmt: skip
         with engine.begin() as connection:
             connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
             for statement in (_RECORDS, _ENTRIES, _TRANSFER):
                 names = {name: values[name] for name in values if f":{name}" in statement}
                 connection.execute(sa.text(statement), names)
+        progress.done(last + 1 - first)
     with engine.begin() as connection:
         connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
         for statement in (_HOURS, _DAYS, _MONTHS, _REPLICAS):
