@@ -21,6 +21,7 @@ from billing.costs.break_even import OutsidePrice, Saving, break_even, saving
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.revenue import Revenue, read_revenue
 from billing.costs.settings import PREVIEW_HOURS_MAX, REPORT_DAYS_MAX, REPORT_ROWS_MAX, CostSettings
+from billing.costs.step_model import ERROR_PPM_MAX, RATIO_PPM_MAX, RATIO_PPM_MIN
 from core import clock
 from core.errors import InvalidRequest
 
@@ -38,12 +39,16 @@ GROUP BY h.base_model, h.rank_max, r.tenant_id, r.adapter_id, r.plan_id, r.kind
 ORDER BY h.base_model, h.rank_max, r.tenant_id, r.adapter_id, r.plan_id, r.kind
 """)
 _HOURS = sa.text("""
-SELECT base_model, rank_max, sum(total_nanos)::bigint AS total_nanos, sum(paid_ms)::bigint AS paid_ms,
-       sum(busy_ms)::bigint AS busy_ms, max(hour_ms) AS last_hour_ms,
-       count(*) FILTER (WHERE cost_function_id IS NULL)::bigint AS unfitted_hours,
-       count(*) FILTER (WHERE ratio_ppm < 800000 OR ratio_ppm > 1250000)::bigint AS flagged_hours
-FROM cost_hours WHERE hour_ms >= :start_ms AND hour_ms < :end_ms
-GROUP BY base_model, rank_max ORDER BY base_model, rank_max
+SELECT h.base_model, h.rank_max, sum(h.total_nanos)::bigint AS total_nanos, sum(h.paid_ms)::bigint AS paid_ms,
+       sum(h.busy_ms)::bigint AS busy_ms, max(h.hour_ms) AS last_hour_ms,
+       count(*) FILTER (WHERE h.cost_function_id IS NULL)::bigint AS unfitted_hours,
+       count(*) FILTER (
+           WHERE h.ratio_ppm NOT BETWEEN :ratio_min AND :ratio_max OR f.ratio_ppm NOT BETWEEN :ratio_min AND :ratio_max
+               OR f.median_error_ppm > :error_max
+       )::bigint AS flagged_hours
+FROM cost_hours h LEFT JOIN cost_functions f ON f.id = h.cost_function_id
+WHERE h.hour_ms >= :start_ms AND h.hour_ms < :end_ms
+GROUP BY h.base_model, h.rank_max ORDER BY h.base_model, h.rank_max
 """)
 
 
@@ -59,7 +64,7 @@ class OwnedCost(msgspec.Struct, frozen=True, kw_only=True):
 
 class PoolTime(msgspec.Struct, frozen=True, kw_only=True):
     """What the replicas of a pool cost, and for how long. ``unfitted_hours`` were shared out before a cost function was
-    fitted, ``flagged_hours`` with one that predicted less than 0.8 or more than 1.25 of the measured time.
+    fitted, ``flagged_hours`` with one that is flagged, or that predicted less than 0.8 or more than 1.25 of their time.
     """
 
     base_model: str
@@ -196,7 +201,8 @@ def stored_costs(session: Session, start_ms: int, end_ms: int) -> tuple[list[Own
         )
         for row in session.connection().execute(_ROWS, period).mappings()
     ]
-    pools = [PoolTime(**row) for row in session.connection().execute(_HOURS, period).mappings()]
+    bounds = {"ratio_min": RATIO_PPM_MIN, "ratio_max": RATIO_PPM_MAX, "error_max": ERROR_PPM_MAX}
+    pools = [PoolTime(**row) for row in session.connection().execute(_HOURS, period | bounds).mappings()]
     return costs, pools
 
 
