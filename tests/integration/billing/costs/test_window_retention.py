@@ -49,7 +49,7 @@ def test_windows_beyond_the_kept_days_are_deleted_and_their_shared_out_hours_sta
     assert (delete_old(as_billing, kept()), allocate_due(costs.engine, kept()).hours) == (0, 0)
 
 
-def test_an_old_hour_without_a_rate_does_not_keep_its_windows_for_ever_and_is_counted(costs, as_billing):
+def test_an_old_hour_without_a_rate_loses_its_windows_and_is_counted(costs, as_billing):
     costs.store(day(costs, 31), day(costs, 1))
     unshared = metrics.COST_WINDOWS_UNSHARED._value.get()
     assert delete_old(as_billing, kept()) == 1
