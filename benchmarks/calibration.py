@@ -204,7 +204,7 @@ def _lines(engine: str, weights: StepWeights, quality: FitQuality) -> str:
 @click.option("--home", type=click.Path(path_type=Path), default=Path(".tenora"), help="Where the base model is kept.")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write all windows and the fit to this file.")
 def main(short: bool, tiny: bool, home: Path, out: Path | None, **target_of: Any) -> None:
-    """Fit a replica's step time (about 12 minutes; the machine should have nothing else to do)."""
+    """Fit a replica's step time (10 to 40 minutes, by the engine's speed; use a machine with nothing else to do)."""
     sweep = SWEEPS["short" if short else "full"]
     if target_of["url"] is not None:
         target = Target(**target_of)

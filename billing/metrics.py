@@ -40,7 +40,7 @@ QUOTA_DRIFT_TOKENS = Gauge(
 )
 COST_WINDOWS = Counter(
     "tenora_billing_cost_windows_total",
-    "Windows of replicas' time: stored, known already, or refused as impossible. Alert on refused.",
+    "Windows of replicas' time: stored, known already, refused as impossible, or deleted as old. Alert on refused.",
     ["result"],
 )
 COST_HOURS = Counter("tenora_billing_cost_hours_total", "Hours of replicas whose cost was shared out.")
@@ -53,6 +53,10 @@ COST_HOURS_REFUSED = Counter(
 COST_WINDOWS_LATE = Counter(
     "tenora_billing_cost_windows_late_total",
     "Windows that arrived after their hour was shared out, and whose cost is missing. Alert on any.",
+)
+COST_WINDOWS_UNSHARED = Counter(
+    "tenora_billing_cost_windows_unshared_total",
+    "Windows that were deleted as old before their hour was shared out, for want of a rate. Alert on any.",
 )
 ENGINE_REPORTS_REFUSED = Counter(
     "tenora_billing_engine_reports_refused_total", "Reports of engines' usage that could not be read. Alert on any."

@@ -44,6 +44,11 @@ class LedgerTransfer(SQLModel, table=True):
     __table_args__ = (
         sa.CheckConstraint(f"kind IN ({_TRANSFER_KINDS})", name="kind_known"),
         sa.CheckConstraint("(kind = 'invoice') = (invoice_id IS NOT NULL)", name="cause_fits_kind"),
+        sa.Index(
+            "ix_transfers_revenue_created_at",
+            "created_at",
+            postgresql_where=sa.text("kind IN ('adjustment', 'credit_note', 'void')"),
+        ),
     )
 
     id: str = Field(primary_key=True)

@@ -76,6 +76,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "pin_events": {WEB: _ADD, WORKER: _ADD},
     "usage_records": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
     "usage_hours": _SUMS,
+    "usage_days": _SUMS,
     "usage_months": _SUMS,
     "usage_replica_hours": _SUMS,
     "usage_amendments": _LEDGER,
@@ -114,7 +115,10 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """By table and role. A table that is not here is the owner's alone."""
 
-_FUNCTIONS: Final = {"billing_add_usage_partitions(timestamptz, int)": BILLING}
+_FUNCTIONS: Final = {
+    "billing_add_usage_partitions(timestamptz, int)": BILLING,
+    "billing_delete_cost_windows(int, int)": BILLING,
+}
 _VIEWS: Final = {
     "adapter_names": (WEB, BILLING),
     "pinned_slots": (WEB, BILLING),

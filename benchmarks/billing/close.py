@@ -2,6 +2,7 @@
 
 import multiprocessing
 import time
+from datetime import datetime
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 
@@ -13,10 +14,10 @@ from core import db
 from core.settings import PostgresSettings
 
 
-def timed_close(engine: sa.Engine, tenants: str) -> float:
-    """Seconds to close every subscribed tenant that is not closed yet; ``tenants`` is only printed."""
+def timed_close(engine: sa.Engine, tenants: str, until: datetime | None = None) -> float:
+    """Seconds to close every subscribed tenant that is not closed ``until`` then; ``tenants`` is only printed."""
     begun = time.monotonic()
-    made, failed = closing.close_all(engine)
+    made, failed = closing.close_all(engine, until)
     took = time.monotonic() - begun
     assert not failed, failed[:3]
     click.echo(f"{len(made)} invoices of {tenants} in {took:.1f} s")
@@ -33,6 +34,9 @@ class CloseProcess:
 
     def start(self) -> None:
         self._process.start()
+
+    def is_running(self) -> bool:
+        return self._process.is_alive()
 
     def seconds(self) -> float:
         """Wait for the close. Returns how long it took."""

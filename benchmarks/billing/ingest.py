@@ -2,12 +2,14 @@
 
 import multiprocessing
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 import redis as redis_client
 import sqlalchemy as sa
 
+from benchmarks.billing.progress import Progress
 from benchmarks.load import quantile
 from billing.metering import Meter
 from billing.settings import BillingSettings
@@ -23,7 +25,9 @@ _WRITES_A_SECOND: Final = 50
 
 
 class Ingest(NamedTuple):
-    """``lag_p99_s`` is the 99th percentile of the seconds from an event's arrival in the stream to its commit."""
+    """``lag_p99_s`` is the 99th percentile of the seconds from an event's arrival in the stream to its commit, of the
+    events that count.
+    """
 
     events_a_second: float
     lag_p99_s: float
@@ -44,10 +48,15 @@ def record_events(engine: sa.Engine, redis_url: str, events: int) -> float:
         return events / (time.monotonic() - begun)
 
 
-def record_paced(engine: sa.Engine, redis_url: str, *, rate: int, seconds: int) -> Ingest:
-    """Record ``rate`` events a second for so many seconds. They come from a process of their own, as from a gateway."""
+def record_paced(
+    engine: sa.Engine, redis_url: str, *, rate: int, seconds: int, counts: Callable[[], bool] = lambda: True
+) -> Ingest:
+    """Record ``rate`` events a second for so many seconds. They come from a process of their own, as from a gateway.
+    The lag is that of the events that were recorded while ``counts`` was true.
+    """
     settings = BillingSettings()
-    events, lags = rate * seconds, list[float]()
+    events, recorded, lags = rate * seconds, 0, list[float]()
+    progress = Progress("events recorded", events)
     with connect_redis(RedisSettings(redis_url=redis_url), settings) as redis:
         stream = UsageStream(redis, "benchmark")
         stream.ensure_group()
@@ -55,16 +64,21 @@ def record_paced(engine: sa.Engine, redis_url: str, *, rate: int, seconds: int) 
         gateway = multiprocessing.get_context("spawn").Process(target=_produce, args=(redis_url, rate, seconds))
         gateway.start()
         begun = None
-        while len(lags) < events:
+        while recorded < events:
             entries = stream.read(count=settings.billing_batch_events_max, block_ms=1_000)
-            assert entries or gateway.is_alive() or len(lags) == events, "the gateway ended early"
+            assert entries or gateway.is_alive() or recorded == events, "the gateway ended early"
             begun = begun or time.monotonic()
+            counted = counts()
             meter.process(entries)
             now = clock.now_ms()
-            lags += [(now - int(entry.id.partition(b"-")[0])) / 1000 for entry in entries]
+            recorded += len(entries)
+            if counted:
+                lags += [(now - int(entry.id.partition(b"-")[0])) / 1000 for entry in entries]
+            progress.done(recorded)
         assert begun is not None
         took = time.monotonic() - begun
         gateway.join()
+    assert lags, "no event was recorded meanwhile"
     return Ingest(events / took, quantile(lags, 0.99))
 
 

@@ -1,7 +1,8 @@
 """The tables of unit economics: what replicas reported, what they cost by the hour, and whose cost it was. Each row is
 written once.
 
-Triggers in the migration refuse every change, and check that the rows of an hour add up to its cost.
+Triggers in the migration refuse every change but the deletion of old windows, and check that the rows of an hour add
+up to its cost.
 """
 
 from datetime import date, datetime
@@ -20,7 +21,7 @@ _KINDS = (
 
 
 class ReplicaCostWindow(SQLModel, table=True):
-    """One window as a replica's agent reported it (``core.contracts.costs``)."""
+    """One window as a replica's agent reported it (``core.contracts.costs``). It is deleted when it is old enough."""
 
     __tablename__ = "replica_cost_windows"
     __table_args__ = (
@@ -34,6 +35,7 @@ class ReplicaCostWindow(SQLModel, table=True):
         ),
         sa.CheckConstraint(_POOL, name="pool_named"),
         sa.Index("ix_replica_cost_windows_replica_id_start_ms", "replica_id", "start_ms"),
+        sa.Index("ix_replica_cost_windows_start_ms", "start_ms"),
     )
 
     replica_id: str = Field(primary_key=True)

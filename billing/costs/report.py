@@ -15,17 +15,21 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.costs import hours, price_book, usage_source
+from billing.costs import hours, price_book
 from billing.costs.allocation import CostKind, CostOwner
 from billing.costs.break_even import OutsidePrice, Saving, break_even, saving
 from billing.costs.rates import MS_PER_HOUR
+from billing.costs.revenue import Revenue, read_revenue
 from billing.costs.settings import PREVIEW_HOURS_MAX, REPORT_DAYS_MAX, REPORT_ROWS_MAX, CostSettings
-from billing.costs.usage_source import Revenue
+from billing.costs.step_model import ERROR_PPM_MAX, RATIO_PPM_MAX, RATIO_PPM_MIN
 from core import clock
 from core.errors import InvalidRequest
 
 CostGrouping = Literal["tenant", "adapter", "model", "plan"]
 PPM = 1_000_000
+_SUMMED = (
+    "input_tokens", "cached_tokens", "output_tokens", "usage_nanos", "resource_nanos", "account_nanos", "revenue_nanos",
+)  # fmt: skip
 
 _ROWS = sa.text("""
 SELECT h.base_model, h.rank_max, r.tenant_id, r.adapter_id, r.plan_id, r.kind, sum(r.nanos)::bigint AS nanos
@@ -35,12 +39,16 @@ GROUP BY h.base_model, h.rank_max, r.tenant_id, r.adapter_id, r.plan_id, r.kind
 ORDER BY h.base_model, h.rank_max, r.tenant_id, r.adapter_id, r.plan_id, r.kind
 """)
 _HOURS = sa.text("""
-SELECT base_model, rank_max, sum(total_nanos)::bigint AS total_nanos, sum(paid_ms)::bigint AS paid_ms,
-       sum(busy_ms)::bigint AS busy_ms, max(hour_ms) AS last_hour_ms,
-       count(*) FILTER (WHERE cost_function_id IS NULL)::bigint AS unfitted_hours,
-       count(*) FILTER (WHERE ratio_ppm < 800000 OR ratio_ppm > 1250000)::bigint AS flagged_hours
-FROM cost_hours WHERE hour_ms >= :start_ms AND hour_ms < :end_ms
-GROUP BY base_model, rank_max ORDER BY base_model, rank_max
+SELECT h.base_model, h.rank_max, sum(h.total_nanos)::bigint AS total_nanos, sum(h.paid_ms)::bigint AS paid_ms,
+       sum(h.busy_ms)::bigint AS busy_ms, max(h.hour_ms) AS last_hour_ms,
+       count(*) FILTER (WHERE h.cost_function_id IS NULL)::bigint AS unfitted_hours,
+       count(*) FILTER (
+           WHERE h.ratio_ppm NOT BETWEEN :ratio_min AND :ratio_max OR f.ratio_ppm NOT BETWEEN :ratio_min AND :ratio_max
+               OR f.median_error_ppm > :error_max
+       )::bigint AS flagged_hours
+FROM cost_hours h LEFT JOIN cost_functions f ON f.id = h.cost_function_id
+WHERE h.hour_ms >= :start_ms AND h.hour_ms < :end_ms
+GROUP BY h.base_model, h.rank_max ORDER BY h.base_model, h.rank_max
 """)
 
 
@@ -56,7 +64,7 @@ class OwnedCost(msgspec.Struct, frozen=True, kw_only=True):
 
 class PoolTime(msgspec.Struct, frozen=True, kw_only=True):
     """What the replicas of a pool cost, and for how long. ``unfitted_hours`` were shared out before a cost function was
-    fitted, ``flagged_hours`` with one that predicted less than 0.8 or more than 1.25 of the measured time.
+    fitted, ``flagged_hours`` with one that is flagged, or that predicted less than 0.8 or more than 1.25 of their time.
     """
 
     base_model: str
@@ -71,13 +79,18 @@ class PoolTime(msgspec.Struct, frozen=True, kw_only=True):
 
 class MarginRow(msgspec.Struct, frozen=True, kw_only=True):
     """Revenue beside cost of one tenant, adapter, model or plan. ``key`` is its id, empty for the base model's own
-    usage. ``margin_ppm`` is None without revenue.
+    usage, and ``(account)`` for revenue of no adapter or model. ``revenue_nanos`` is the sum of ``usage_nanos``, of
+    ``resource_nanos`` (storage, pins and cold loads) and of ``account_nanos`` (fees, tiers, discounts, credit notes).
+    ``margin_ppm`` is None unless there is revenue.
     """
 
     key: str
     input_tokens: int
     cached_tokens: int
     output_tokens: int
+    usage_nanos: int
+    resource_nanos: int
+    account_nanos: int
     revenue_nanos: int
     cost_nanos: int
     absorbed_cost_nanos: int
@@ -135,7 +148,7 @@ def report(
     allocated_ms = max((pool.last_hour_ms + MS_PER_HOUR for pool in pools), default=None)
     if include_open_hours:
         _add_open_hours(session, start_ms, end_ms, settings, costs, pools)
-    charged = usage_source.revenue(session, start=start, end=end)
+    charged = read_revenue(session, start=start, end=end)
     rows = margins(costs, charged, group_by)
     if len(rows) > REPORT_ROWS_MAX:
         raise InvalidRequest(
@@ -188,7 +201,8 @@ def stored_costs(session: Session, start_ms: int, end_ms: int) -> tuple[list[Own
         )
         for row in session.connection().execute(_ROWS, period).mappings()
     ]
-    pools = [PoolTime(**row) for row in session.connection().execute(_HOURS, period).mappings()]
+    bounds = {"ratio_min": RATIO_PPM_MIN, "ratio_max": RATIO_PPM_MAX, "error_max": ERROR_PPM_MAX}
+    pools = [PoolTime(**row) for row in session.connection().execute(_HOURS, period | bounds).mappings()]
     return costs, pools
 
 
@@ -234,7 +248,7 @@ def margins(costs: Sequence[OwnedCost], charged: Sequence[Revenue], group_by: Co
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     for each in charged:
         mine = sums[_key(each.owner, each.base_model, group_by)]
-        for name in ("input_tokens", "cached_tokens", "output_tokens", "revenue_nanos"):
+        for name in _SUMMED:
             mine[name] += getattr(each, name)
     return [_margin_row(key, sums[key], direct[key], absorbed[key]) for key in sorted(sums.keys() | direct.keys())]
 
@@ -243,14 +257,11 @@ def _margin_row(key: str, sums: Counter[str], cost: int, absorbed: int) -> Margi
     revenue = sums["revenue_nanos"]
     return MarginRow(
         key=key,
-        input_tokens=sums["input_tokens"],
-        cached_tokens=sums["cached_tokens"],
-        output_tokens=sums["output_tokens"],
-        revenue_nanos=revenue,
+        **{name: sums[name] for name in _SUMMED},
         cost_nanos=cost,
         absorbed_cost_nanos=absorbed,
         margin_nanos=revenue - cost,
-        margin_ppm=(revenue - cost) * PPM // revenue if revenue else None,
+        margin_ppm=(revenue - cost) * PPM // revenue if revenue > 0 else None,
     )
 
 

@@ -1,13 +1,9 @@
-"""The only place where cost attribution reads recorded usage.
-
-``claims`` says what usage claims of each replica's work in a piece of time, from records; ``revenue`` what was charged
-for usage, from the sums by hour.
+"""What recorded usage claims of each replica's work in a piece of time: the only place where cost attribution reads
+records.
 """
 
 from collections import defaultdict
-from datetime import datetime
 
-import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
@@ -55,28 +51,6 @@ SELECT replica_id, tenant_id, adapter_id, plan_id,
 FROM counted GROUP BY replica_id, tenant_id, adapter_id, plan_id ORDER BY replica_id, tenant_id, adapter_id, plan_id
 """)
 
-_REVENUE = sa.text("""
-SELECT u.tenant_id, u.adapter_id, v.plan_id, u.base_model,
-       sum(u.input_tokens)::bigint AS input_tokens, sum(u.cached_tokens)::bigint AS cached_tokens,
-       sum(u.output_tokens)::bigint AS output_tokens,
-       sum(u.input_nanos + u.cached_input_nanos + u.output_nanos + u.kv_nanos)::bigint AS revenue_nanos
-FROM usage_hours u JOIN price_versions v ON v.id = u.price_version_id
-WHERE u.hour >= :start AND u.hour < :end
-GROUP BY u.tenant_id, u.adapter_id, v.plan_id, u.base_model
-ORDER BY u.tenant_id, u.adapter_id, v.plan_id, u.base_model
-""")
-
-
-class Revenue(msgspec.Struct, frozen=True, kw_only=True):
-    """What an owner's usage of one base model was charged: rated usage, before credits and discounts."""
-
-    owner: CostOwner
-    base_model: str
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    revenue_nanos: int
-
 
 def claims(session: Session, *, start_ms: int, end_ms: int, request_hours_max: int) -> dict[str, list[WorkClaim]]:
     """What usage claims of each replica's work in ``[start_ms, end_ms)``, by replica. Requests that began more than
@@ -94,14 +68,3 @@ def claims(session: Session, *, start_ms: int, end_ms: int, request_hours_max: i
         work = {name: row[name] for name in WorkClaim.__struct_fields__ if name != "owner"}
         found[row["replica_id"]].append(WorkClaim(owner=owner, **work))
     return found
-
-
-def revenue(session: Session, *, start: datetime, end: datetime) -> list[Revenue]:
-    """What usage settled in the whole hours from ``start`` to ``end`` was charged, by owner and base model."""
-    return [
-        Revenue(
-            owner=CostOwner(tenant_id=row["tenant_id"], adapter_id=row["adapter_id"], plan_id=row["plan_id"]),
-            **{name: row[name] for name in Revenue.__struct_fields__ if name != "owner"},
-        )
-        for row in session.connection().execute(_REVENUE, {"start": start, "end": end}).mappings()
-    ]

@@ -1,11 +1,11 @@
-"""Moves the windows that replicas reported from Redis to Postgres.
+"""Moves the windows that replicas reported from Redis to Postgres, and deletes old ones there.
 
 Reading, storing and removing are repeated until Redis holds none: a crash between the commit and the removal stores
 nothing twice, because a window's key is its boot and number. Fails open: without Redis or Postgres the windows wait in
 the stream, which is bounded by the agents' setting.
 """
 
-from typing import cast
+from typing import Final, cast
 
 import msgspec
 import redis as redis_client
@@ -19,9 +19,12 @@ from billing import metrics
 from billing.costs.models import CostHour, ReplicaCostWindow
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.settings import CostSettings
+from billing.locks import serialize_decision
 from core import clock, redis_keys
 from core.contracts.costs import CostWindow
 from core.db import database_now, unit_of_work
+
+_DELETE: Final = sa.text("SELECT windows, unshared FROM billing_delete_cost_windows(:days, :most)")
 
 _log = structlog.get_logger()
 _Entries = list[tuple[bytes, dict[bytes, bytes]]]
@@ -57,6 +60,27 @@ def store(session: Session, windows: list[CostWindow]) -> int:
     metrics.COST_WINDOWS.labels("known").inc(len(windows) - len(new))
     _count_late(session, {(replica_id, start_ms // MS_PER_HOUR * MS_PER_HOUR) for replica_id, start_ms in new})
     return len(new)
+
+
+def delete_old(engine: Engine, settings: CostSettings) -> int:
+    """Delete the windows of hours that lie further back than they are kept. Returns how many. Raises Unavailable while
+    another run holds the allocation.
+    """
+    deleted: int = 0
+    while True:
+        with unit_of_work(engine) as session:
+            serialize_decision(session, "the cost allocation")
+            found = session.connection().execute(
+                _DELETE, {"days": settings.cost_windows_kept_days, "most": settings.cost_batch_windows_max}
+            )
+            windows, unshared = map(int, found.one())
+        metrics.COST_WINDOWS.labels("deleted").inc(windows)
+        if unshared:
+            metrics.COST_WINDOWS_UNSHARED.inc(unshared)
+            _log.error("cost windows were deleted before their hour was shared out", windows=unshared)
+        deleted += windows
+        if windows < settings.cost_batch_windows_max:
+            return deleted
 
 
 def _count_late(session: Session, hours: set[tuple[str, int]]) -> None:

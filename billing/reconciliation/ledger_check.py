@@ -106,6 +106,26 @@ WHERE (coalesce(r.tokens, 0), coalesce(r.kv_page_ms, 0), coalesce(r.nanos, 0))
     IS DISTINCT FROM (coalesce(s.tokens, 0), coalesce(s.kv_page_ms, 0), coalesce(s.nanos, 0))
 ORDER BY hour, tenant_id, base_model
 """)
+_DAY_SUMS: Final = sa.text("""
+WITH hours AS (
+    SELECT tenant_id, base_model, date_trunc('day', hour, 'UTC') AS hour,
+        sum(input_tokens + output_tokens) AS tokens, sum(kv_page_ms) AS kv_page_ms,
+        sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos) AS nanos
+    FROM usage_hours GROUP BY 1, 2, 3
+), days AS (
+    SELECT tenant_id, base_model, day AS hour, sum(input_tokens + output_tokens) AS tokens,
+        sum(kv_page_ms) AS kv_page_ms, sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos) AS nanos
+    FROM usage_days GROUP BY 1, 2, 3
+)
+SELECT tenant_id, base_model, hour,
+    coalesce(h.tokens, 0)::bigint AS tokens, coalesce(d.tokens, 0)::bigint AS tokens_summed,
+    coalesce(h.kv_page_ms, 0)::bigint AS kv_page_ms, coalesce(d.kv_page_ms, 0)::bigint AS kv_page_ms_summed,
+    coalesce(h.nanos, 0)::bigint AS nanos, coalesce(d.nanos, 0)::bigint AS nanos_summed
+FROM hours h FULL JOIN days d USING (tenant_id, base_model, hour)
+WHERE (coalesce(h.tokens, 0), coalesce(h.kv_page_ms, 0), coalesce(h.nanos, 0))
+    IS DISTINCT FROM (coalesce(d.tokens, 0), coalesce(d.kv_page_ms, 0), coalesce(d.nanos, 0))
+ORDER BY hour, tenant_id, base_model
+""")
 # ``lows`` are the first request ids of each hour, in order: a search in them is far cheaper than to decode every id.
 _REPLICA_SUMS: Final = sa.text("""
 WITH records AS (
@@ -208,6 +228,8 @@ def _causes(session: Session) -> Iterator[Difference]:
 def _sums(session: Session) -> Iterator[Difference]:
     for row in _rows(session, _SUMS):
         yield from _summed(row, "usage_hours")
+    for row in _rows(session, _DAY_SUMS):
+        yield from _summed(row, "usage_days")
 
 
 def _replica_sums(session: Session) -> Iterator[Difference]:

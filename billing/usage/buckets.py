@@ -1,12 +1,13 @@
 """Reads a tenant's usage in pages of time buckets, split by any of model, adapter and key.
 
-Whole hours come from the hourly sums. Records are read only for buckets of a minute, within a budget, and for the parts
-of an hour in which a range begins or ends.
+Whole days and hours come from sums (``billing.usage.resolution``). Records are read only for buckets of a minute,
+within a budget, and for the parts of an hour in which a range begins or ends.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
+from operator import add, itemgetter
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -16,10 +17,11 @@ from sqlmodel import Session, col
 from billing.periods import BUCKET_LENGTH, EPOCH, Period, bucket_start
 from billing.prices import price_book
 from billing.settings import USAGE_RECORDS_MAX, USAGE_ROWS_MAX
-from billing.usage.models import UsageHour, UsageNow, UsageRecord
+from billing.usage import resolution
+from billing.usage.models import UsageHour
+from billing.usage.resolution import Filters
 from billing.usage.sums import hour_of
-from billing.views import Bucket, PriceView
-from core.contracts.usage import REST
+from billing.views import Bucket
 from core.errors import InvalidRequest
 
 Dimension = Literal["model", "project_id", "api_key_id"]
@@ -99,8 +101,8 @@ def read_page(session: Session, query: BucketQuery, position: UsagePosition, *, 
     period = Period(position.start, until)
     if query.width == "1m":
         period = _within_budget(session, query.tenant_id, period)
-    rows = session.connection().execute(_statement(query, period, position.after)).mappings().all()
-    groups = list(_merged(session, query, rows[:USAGE_ROWS_MAX]))
+    rows = session.connection().execute(_statement(query, period, position.after)).all()
+    groups = _merged(session, query, rows[:USAGE_ROWS_MAX])
     if len(rows) > USAGE_ROWS_MAX:
         return _cut(query, groups)
     return UsagePage(groups, period.end, UsagePosition(period.end) if period.end < end else None)
@@ -142,7 +144,8 @@ def _within_budget(session: Session, tenant_id: str, period: Period) -> Period:
 
 
 def _statement(query: BucketQuery, period: Period, after: Sequence[str]) -> sa.Select[Any]:  # columns of several types
-    used = _used(query, period)
+    filters = Filters(query.tenant_id, query.models, query.adapter_ids, query.key_ids)
+    used = resolution.used(filters, period, query.width, _COUNTS)
     start = sa.func.greatest(
         sa.func.date_bin(BUCKET_LENGTH[query.width], used.c.at, EPOCH, type_=sa.DateTime(timezone=True)),
         period.start,
@@ -158,70 +161,36 @@ def _statement(query: BucketQuery, period: Period, after: Sequence[str]) -> sa.S
     return statement.limit(USAGE_ROWS_MAX + 1)
 
 
-def _used(query: BucketQuery, period: Period) -> sa.Subquery:
-    """The usage of a period, each row with its instant ``at``: whole hours as sums, other parts as records."""
-    whole_from = -((EPOCH - period.start) // _HOUR) * _HOUR + EPOCH
-    whole_until = max(whole_from, hour_of(period.end))
-    if query.width == "1m":
-        whole_from = whole_until = period.end
-    hours = _rows(UsageHour, query, col(UsageHour.hour), [Period(whole_from, whole_until)])
-    parts = [Period(period.start, min(whole_from, period.end)), Period(whole_until, period.end)]
-    records = _rows(UsageNow, query, col(UsageNow.settled_at), [part for part in parts if part.start < part.end])
-    return sa.union_all(hours, records).subquery("used")
-
-
-def _rows(
-    table: type[UsageHour | UsageRecord], query: BucketQuery, at: Any, periods: Sequence[Period]
-) -> sa.Select[Any]:
-    """The rows of a table in the periods, with the columns of an hourly sum."""
-    adapter_id, rank_class = sa.func.coalesce(col(table.adapter_id), ""), sa.func.coalesce(col(table.rank_class), 0)
-    within = sa.or_(sa.false(), *(sa.and_(at >= period.start, at < period.end) for period in periods))
-    return sa.select(
-        at.label("at"),
-        col(table.key_id).label("key_id"),
-        col(table.base_model).label("base_model"),
-        adapter_id.label("adapter_id"),
-        rank_class.label("rank_class"),
-        col(table.price_version_id).label("price_version_id"),
-        *(_count(table, name).label(name) for name in _COUNTS),
-    ).where(
-        col(table.tenant_id) == query.tenant_id,
-        within,
-        *(
-            column.in_(wanted)
-            for column, wanted in (
-                (col(table.base_model), query.models),
-                (adapter_id, query.adapter_ids),
-                (col(table.key_id), query.key_ids),
-            )
-            if wanted is not None
-        ),
-    )
-
-
-def _count(table: type[UsageHour | UsageRecord], name: str) -> Any:
-    if table is UsageNow and name == "requests":
-        return sa.case((col(UsageNow.request_id).endswith(REST), 0), else_=1)
-    return col(getattr(table, name))
-
-
-def _merged(session: Session, query: BucketQuery, rows: Sequence[sa.RowMapping]) -> Iterator[UsageGroup]:
+def _merged(session: Session, query: BucketQuery, rows: Sequence[sa.Row[Any]]) -> list[UsageGroup]:
     """One group of the rows with the same key, which differ in their prices."""
-    versions = price_book.versions_by_id(session, {row["price_version_id"] for row in rows})
-    names = ("start", *(DIMENSIONS[name] for name in query.group_by))
-    for key, priced in groupby(rows, key=lambda row: tuple(row[name] for name in names)):
-        same = list(priced)
-        yield UsageGroup(
-            start=key[0],
-            cached_savings_nanos=_savings(same, versions),
-            **dict(zip(query.group_by, key[1:], strict=True)),
-            **{name: sum(row[name] for row in same) for name in _COUNTS},
-        )
+    if not rows:
+        return []
+    columns = {name: position for position, name in enumerate(rows[0]._fields)}
+    key_of = itemgetter(*(columns[name] for name in ("start", *(DIMENSIONS[each] for each in query.group_by))))
+    price_of = itemgetter(*(columns[name] for name in _PRICED))
+    prices = _input_prices(session, {price_of(row) for row in rows})
+    fields = ("start", *query.group_by)
+    groups: list[UsageGroup] = []
+    for key, same in groupby(rows, key=key_of):
+        first, *others = same
+        counts, savings = first[-len(_COUNTS) :], _saving(first, prices[price_of(first)], columns)
+        for row in others:
+            counts = tuple(map(add, counts, row[-len(_COUNTS) :]))
+            savings += _saving(row, prices[price_of(row)], columns)
+        owner = dict(zip(fields, key if query.group_by else (key,), strict=True))
+        groups.append(UsageGroup(cached_savings_nanos=savings, **owner, **dict(zip(_COUNTS, counts, strict=True))))
+    return groups
 
 
-def _savings(rows: Iterable[sa.RowMapping], versions: dict[str, PriceView]) -> int:
-    total = 0
-    for row in rows:
-        prices = versions[row["price_version_id"]].card.held(row["base_model"], row["rank_class"] or None)
-        total += row["cached_tokens"] * prices.input_nanos - row["cached_input_nanos"]
-    return total
+def _input_prices(session: Session, priced: Collection[tuple[str, str, int]]) -> dict[tuple[str, str, int], int]:
+    """The price of an input token that is not cached, by the columns of ``_PRICED``."""
+    versions = price_book.versions_by_id(session, {version_id for version_id, _, _ in priced})
+    return {
+        (version_id, model, rank): versions[version_id].card.held(model, rank or None).input_nanos
+        for version_id, model, rank in priced
+    }
+
+
+def _saving(row: sa.Row[Any], input_nanos: int, columns: Mapping[str, int]) -> int:
+    saved: int = row[columns["cached_tokens"]] * input_nanos - row[columns["cached_input_nanos"]]
+    return saved

@@ -1,4 +1,4 @@
-"""The tables of usage: one record per request, and its sums by hour and by month, written in the same transaction.
+"""The tables of usage: one record per request, and its sums by hour, day and month, written in the same transaction.
 
 Records are never changed; an amendment is a row of its own. Sums can be computed again from both; every report and
 every close reads the sums. Text ids name tenants, keys and adapters of the control plane: no foreign key crosses that
@@ -140,6 +140,31 @@ class UsageHour(SQLModel, table=True):
     cached_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     output_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     kv_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    input_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    cached_input_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    output_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    kv_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+
+
+class UsageDay(SQLModel, table=True):
+    """The sums of the hours of one UTC day with the same owner and price, late or not: what reports by the day read."""
+
+    __tablename__ = "usage_days"
+
+    tenant_id: str = Field(primary_key=True)
+    day: datetime = Field(primary_key=True, sa_type=Instant)
+    key_id: str = Field(primary_key=True)
+    base_model: str = Field(primary_key=True)
+    adapter_id: str = Field(primary_key=True)
+    rank_class: int = Field(primary_key=True)
+    price_version_id: str = Field(primary_key=True)
+    requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    estimated_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    input_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    cached_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    output_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    kv_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     input_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     cached_input_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     output_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)

@@ -1,7 +1,9 @@
-"""Reports what a tenant used, from the hourly and monthly sums. Only reports by the minute, in part of an hour or by
-revision read records. Reports change nothing and never include another tenant.
+"""Reports what a tenant used, from the sums by hour, day and month. Only reports by the minute, in part of an hour or
+by revision read records. Reports change nothing and never include another tenant.
 """
 
+import functools
+import operator
 from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Final, get_args
@@ -12,8 +14,9 @@ from sqlmodel import Session, col, select
 
 from billing.periods import BUCKET_LENGTH, EPOCH, Period, aware, bucket_count, month, month_start
 from billing.settings import USAGE_BUCKETS_MAX, USAGE_ROWS_MAX
-from billing.usage.models import UsageHour, UsageMonth, UsageNow, UsageRecord
-from billing.usage.sums import hour_of
+from billing.usage import resolution
+from billing.usage.models import UsageMonth, UsageNow
+from billing.usage.resolution import Filters
 from billing.views import Bucket, GroupBy, Service, UsageBucket
 from core.contracts.replicas import Tier
 from core.contracts.usage import REST, Outcome
@@ -24,6 +27,8 @@ _PERCENTILES: Final = {"p50": 50, "p99": 99}
 _OUTCOMES: Final = get_args(Outcome)
 _TIERS: Final = get_args(Tier)
 _QUANTITIES: Final = ("input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens", "kv_page_ms")
+_COUNTED: Final = ("requests", "estimated_requests", *_QUANTITIES)
+_NANOS: Final = ("input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos")
 
 
 def usage(
@@ -37,11 +42,11 @@ def usage(
 ) -> list[UsageBucket]:
     """One tenant's usage settled in ``[start, end)``, by UTC bucket and group; buckets without usage are left out."""
     period = _checked(Period(aware(start, "start"), aware(end, "end")), bucket)
-    hourly = bucket != "1m" and group_by != "revision" and all(hour_of(each) == each for each in period)
-    keys, statement = _from_hours(period, bucket, group_by) if hourly else _from_records(period, bucket, group_by)
-    statement = (
-        statement.where(sa.column("tenant_id") == tenant_id).group_by(*keys).order_by(*keys).limit(USAGE_ROWS_MAX + 1)
-    )
+    if group_by == "revision":
+        keys, statement = _by_revision(tenant_id, period, bucket)
+    else:
+        keys, statement = _by_owner(tenant_id, period, bucket, group_by)
+    statement = statement.group_by(*keys).order_by(*keys).limit(USAGE_ROWS_MAX + 1)
     rows = session.connection().execute(statement).mappings().all()
     if len(rows) > USAGE_ROWS_MAX:
         raise InvalidRequest(
@@ -71,38 +76,29 @@ def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[
     return dict.fromkeys(tenant_ids, 0) | dict(session.exec(statement).all())
 
 
-def _from_hours(
-    period: Period, bucket: Bucket, group_by: GroupBy | None
+def _by_owner(
+    tenant_id: str, period: Period, bucket: Bucket, group_by: GroupBy | None
 ) -> tuple[list[SQLCoreOperations[Any]], sa.Select[Any]]:
-    """The keys and the sums of whole hours."""
-    adapter_id = sa.func.nullif(col(UsageHour.adapter_id), "").label("adapter_id")
-    keys: list[SQLCoreOperations[Any]] = [
-        _bucket_start(col(UsageHour.hour), bucket),
-        *_groups(UsageHour, adapter_id, group_by),
-    ]
-    nanos = col(UsageHour.input_nanos) + col(UsageHour.cached_input_nanos)
-    statement = (
-        sa.select(
-            *keys,
-            *(
-                _total(getattr(UsageHour, name)).label(name)
-                for name in ("requests", "estimated_requests", *_QUANTITIES)
-            ),
-            _sum(nanos + col(UsageHour.output_nanos) + col(UsageHour.kv_nanos)).label("amount_nanos"),
-        )
-        .select_from(UsageHour)
-        .where(col(UsageHour.hour) >= period.start, col(UsageHour.hour) < period.end)
-    )
-    return keys, statement
+    """The keys and the sums of usage by bucket and adapter, model, key or nothing."""
+    used = resolution.used(Filters(tenant_id), period, bucket, (*_COUNTED, *_NANOS)).c
+    groups: dict[GroupBy | None, list[SQLCoreOperations[Any]]] = {
+        "adapter": [used.base_model, sa.func.nullif(used.adapter_id, "").label("adapter_id")],
+        "base_model": [used.base_model],
+        "key": [used.key_id],
+    }
+    keys: list[SQLCoreOperations[Any]] = [_bucket_start(used.at, bucket), *groups.get(group_by, ())]
+    nanos = (_sum(used[name]) for name in _NANOS)
+    amount = functools.reduce(operator.add, nanos)
+    return keys, sa.select(*keys, *(_sum(used[name]).label(name) for name in _COUNTED), amount.label("amount_nanos"))
 
 
-def _from_records(
-    period: Period, bucket: Bucket, group_by: GroupBy | None
-) -> tuple[list[SQLCoreOperations[Any]], sa.Select[Any]]:
-    """The same from the records, for any instants."""
+def _by_revision(tenant_id: str, period: Period, bucket: Bucket) -> tuple[list[SQLCoreOperations[Any]], sa.Select[Any]]:
+    """The same by revision, with how it served: from the records, which alone say that."""
     keys: list[SQLCoreOperations[Any]] = [
         _bucket_start(col(UsageNow.settled_at), bucket),
-        *_groups(UsageNow, col(UsageNow.adapter_id), group_by),
+        col(UsageNow.base_model),
+        col(UsageNow.adapter_id),
+        col(UsageNow.revision_id),
     ]
     statement = (
         sa.select(
@@ -110,10 +106,14 @@ def _from_records(
             sa.func.count().filter(_is_request()).label("requests"),
             sa.func.count().filter(col(UsageNow.estimated)).label("estimated_requests"),
             *(_total(getattr(UsageNow, name)).label(name) for name in (*_QUANTITIES, "amount_nanos")),
-            *(_service_columns() if group_by == "revision" else ()),
+            *_service_columns(),
         )
         .select_from(UsageNow)
-        .where(col(UsageNow.settled_at) >= period.start, col(UsageNow.settled_at) < period.end)
+        .where(
+            col(UsageNow.tenant_id) == tenant_id,
+            col(UsageNow.settled_at) >= period.start,
+            col(UsageNow.settled_at) < period.end,
+        )
     )
     return keys, statement
 
@@ -123,22 +123,6 @@ def _bucket_start(instant: SQLCoreOperations[datetime], bucket: Bucket) -> sa.Co
         BUCKET_LENGTH[bucket], instant, EPOCH, type_=sa.DateTime(timezone=True)
     )
     return start.label("start")
-
-
-def _groups(
-    table: type[UsageHour | UsageRecord], adapter_id: SQLCoreOperations[Any], group_by: GroupBy | None
-) -> list[SQLCoreOperations[Any]]:
-    match group_by:
-        case "adapter":
-            return [col(table.base_model), adapter_id]
-        case "base_model":
-            return [col(table.base_model)]
-        case "revision":
-            return [col(table.base_model), adapter_id, col(UsageNow.revision_id)]
-        case "key":
-            return [col(table.key_id)]
-        case None:
-            return []
 
 
 def _checked(period: Period, bucket: Bucket) -> Period:

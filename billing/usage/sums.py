@@ -1,5 +1,5 @@
-"""The sums of usage records by hour and month: written with the records, read by reports, quotas and closes. The sums
-by replica are read by reconciliation. Triggers add amendments and adjustments to the sums when they are inserted.
+"""The sums of usage records by hour, day and month: written with the records, read by reports, quotas and closes. The
+sums by replica are read by reconciliation. Triggers add amendments and adjustments to the sums when they are inserted.
 
 The sums of a batch are added up here first, so that a batch costs one row per owner and hour instead of one per
 request. Rows are written in the order of their keys, so that two workers wait for each other and do not deadlock.
@@ -11,11 +11,11 @@ from datetime import datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlmodel import Session, SQLModel
 
 from billing.periods import EPOCH, bucket_start, month_start
-from billing.usage.models import UsageHour, UsageMonth, UsageReplicaHour
+from billing.usage.models import UsageDay, UsageHour, UsageMonth, UsageReplicaHour
 from core import clock
 from core.contracts.usage import REST
 from core.db import database_now
@@ -35,6 +35,13 @@ HOUR_SUMS: Final = (
     "output_tokens", "kv_page_ms", "kv_measured_page_ms", "uncached_requests", "cached_requests", "output_requests",
     "kv_requests",
     "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
+)  # fmt: skip
+_DAY_KEY: Final = (
+    "tenant_id", "day", "key_id", "base_model", "adapter_id", "rank_class", "price_version_id",
+)  # fmt: skip
+_DAY_SUMS: Final = (
+    "requests", "estimated_requests", "input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens",
+    "kv_page_ms", "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
 )  # fmt: skip
 _REPLICA_KEY: Final = ("hour", "replica_id", "tenant_id", "base_model")
 _REPLICA_SUMS: Final = (
@@ -65,9 +72,19 @@ def add(session: Session, records: Iterable[tuple[Row, Row | None]]) -> None:
         months[row["tenant_id"], month_start(row["settled_at"]), row["key_id"]].update(
             {name: row[name] for name in _MONTH_SUMS}
         )
-    _write(session, UsageHour, HOUR_KEY, HOUR_SUMS, hours)
+    _write_hours(session, hours)
     _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, months)
     _write(session, UsageReplicaHour, _REPLICA_KEY, _REPLICA_SUMS, replicas, changed_at=database_now(session))
+
+
+def _write_hours(session: Session, hours: Mapping[tuple[Any, ...], Counter[str]]) -> None:
+    """Write sums by hour, and the same by day."""
+    days: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    for key, total in hours.items():
+        owner = dict(zip(HOUR_KEY, key, strict=True)) | {"day": bucket_start(key[1], "1d")}
+        days[tuple(owner[name] for name in _DAY_KEY)].update({name: total[name] for name in _DAY_SUMS})
+    _write(session, UsageHour, HOUR_KEY, HOUR_SUMS, hours)
+    _write(session, UsageDay, _DAY_KEY, _DAY_SUMS, days)
 
 
 def _hour_key(row: Row) -> tuple[Any, ...]:
@@ -127,17 +144,16 @@ def _write(
     added: Mapping[tuple[Any, ...], Counter[str]],
     **stamped: datetime,
 ) -> None:
+    """Add to the rows with these keys. The new values are an array for each column: a batch is one statement."""
     if not added:
         return
     columns = sa.inspect(table).columns
-    statement = insert(table)
+    owners = sorted(added)
+    values = {name: [owner[position] for owner in owners] for position, name in enumerate(key)}
+    values |= {name: [int(added[owner][name]) for owner in owners] for name in sums}
+    values |= {name: [instant] * len(owners) for name, instant in stamped.items()}
+    rows = sa.select(*(sa.func.unnest(sa.cast(each, ARRAY(columns[name].type))) for name, each in values.items()))
+    statement = insert(table).from_select(list(values), rows)
     grown = {name: columns[name] + statement.excluded[name] for name in sums}
     newest = {name: sa.func.greatest(columns[name], statement.excluded[name]) for name in stamped}
-    statement = statement.on_conflict_do_update(index_elements=key, set_=grown | newest)
-    session.connection().execute(
-        statement,
-        [
-            {**dict(zip(key, owner, strict=True)), **{name: int(total[name]) for name in sums}, **stamped}
-            for owner, total in sorted(added.items())
-        ],
-    )
+    session.connection().execute(statement.on_conflict_do_update(index_elements=key, set_=grown | newest))

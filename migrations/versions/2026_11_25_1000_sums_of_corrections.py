@@ -7,13 +7,13 @@ back what is charged, replaces what was taken back, and neither once the usage i
 A trigger's function looks tables up by the search path of the session that fires it, and a temporary table comes first
 there. A session with an empty temporary table ``invoices`` could add lines to a final invoice.
 
-Revision: 2026_11_25_1000, after 2026_11_24_1160.
+Revision: 2026_11_25_1000, after 2026_11_25_0330.
 """
 
 from alembic import op
 
 revision = "2026_11_25_1000"
-down_revision = "2026_11_24_1160"
+down_revision = "2026_11_25_0330"
 branch_labels = None
 depends_on = None
 
@@ -104,6 +104,28 @@ BEGIN
         cached_input_nanos = h.cached_input_nanos + excluded.cached_input_nanos,
         output_nanos = h.output_nanos + excluded.output_nanos,
         kv_nanos = h.kv_nanos + excluded.kv_nanos;
+    INSERT INTO usage_days AS d (
+        tenant_id, day, key_id, base_model, adapter_id, rank_class, price_version_id, requests, estimated_requests,
+        input_tokens, cached_tokens, aborted_prefill_tokens, output_tokens, kv_page_ms, input_nanos, cached_input_nanos,
+        output_nanos, kv_nanos
+    ) VALUES (
+        r.tenant_id, date_trunc('day', r.settled_at, 'UTC'), r.key_id, r.base_model, coalesce(r.adapter_id, ''),
+        coalesce(r.rank_class, 0), r.price_version_id, sign * (NOT is_rest)::int, sign * r.estimated::int,
+        sign * NEW.input_tokens, sign * NEW.cached_tokens, sign * NEW.aborted_prefill_tokens, sign * NEW.output_tokens,
+        sign * NEW.kv_page_ms, sign * NEW.input_nanos, sign * NEW.cached_input_nanos, sign * NEW.output_nanos,
+        sign * NEW.kv_nanos
+    ) ON CONFLICT (tenant_id, day, key_id, base_model, adapter_id, rank_class, price_version_id) DO UPDATE SET
+        requests = d.requests + excluded.requests,
+        estimated_requests = d.estimated_requests + excluded.estimated_requests,
+        input_tokens = d.input_tokens + excluded.input_tokens,
+        cached_tokens = d.cached_tokens + excluded.cached_tokens,
+        aborted_prefill_tokens = d.aborted_prefill_tokens + excluded.aborted_prefill_tokens,
+        output_tokens = d.output_tokens + excluded.output_tokens,
+        kv_page_ms = d.kv_page_ms + excluded.kv_page_ms,
+        input_nanos = d.input_nanos + excluded.input_nanos,
+        cached_input_nanos = d.cached_input_nanos + excluded.cached_input_nanos,
+        output_nanos = d.output_nanos + excluded.output_nanos,
+        kv_nanos = d.kv_nanos + excluded.kv_nanos;
     PERFORM billing_add_to_month(r.tenant_id, r.settled_at, r.key_id, sign * NEW.input_tokens, sign * NEW.cached_tokens,
         sign * NEW.output_tokens, sign * NEW.amount_nanos);
     RETURN NULL;

@@ -8,13 +8,14 @@ import pytest
 
 from billing import ledger
 from billing.charges.adjustment_runner import AdjustmentRunner
+from billing.credits import lots
 from billing.invoices import closing
 from billing.invoices.schedule import PeriodSchedule
 from billing.ledger import AccountRef
 from billing.metering import ActiveTenants
 from billing.periods import Period
 from billing.prices import overrides
-from billing.prices.card import IncludedUsage, PriceCard
+from billing.prices.card import IncludedUsage, PriceCard, PriceTier, TieredPrice
 from billing.simulation.what_if import simulate
 from billing.subscriptions import assignments, discounts, terms
 from billing.subscriptions.billed_until import billed_until_of
@@ -259,3 +260,46 @@ def test_a_simulation_has_fees_discounts_and_the_commitment_that_a_close_would_h
     assert {line.kind for line in found.lines} >= {"base_fee", "discount", "commitment", "output_tokens"}
     with unit_of_work(stage.engine) as session:
         assert billed_until_of(session, tried) is None
+
+
+@pytest.mark.scenario(186)
+def test_a_simulation_with_tiers_late_usage_credit_and_a_commitment_equals_a_close(stage):
+    """Before credits and tax, which a simulation leaves out."""
+    tiers = (PriceTier(up_to=6_000, unit_price_nanos=700), PriceTier(up_to=None, unit_price_nanos=300))
+    drafted = card(
+        commitment_nanos=DOLLAR, tiers=(TieredPrice(quantity="output_tokens", mode="graduated", tiers=tiers),)
+    )
+    before, start, end = (month_start(stage.now(), ago=ago) for ago in (2, 1, 0))
+
+    def tenant_on(price_card: PriceCard) -> str:
+        tenant = stage.tenant(card=price_card)
+        joined(stage, tenant, before)
+        with unit_of_work(stage.engine) as session:
+            lots.grant(
+                session, tenant_id=tenant, kind="promotional", amount_nanos=DOLLAR // 2, reference=tenant
+            )  # fmt: skip
+
+        def use(since: datetime, count: int) -> None:
+            stage.bill(
+                *(
+                    stage.event(tenant, output_tokens=900, settled_at_ms=clock.to_ms(since) + 1_000 * second)
+                    for second in range(count)
+                )
+            )
+
+        use(before, 3)
+        assert closing.close_tenant(stage.engine, tenant, start) is not None
+        use(start, 10)
+        use(before + timedelta(days=1), 4)
+        return tenant
+
+    tried, real = tenant_on(CARD), tenant_on(drafted)
+    assert stage.value("SELECT count(*) FROM usage_records WHERE late_from IS NOT NULL") == 8
+    with unit_of_work(stage.engine) as session:
+        (found,) = simulate(
+            session, plan_id=stage.plan_of(tried), card=drafted, start=start, end=end, after="", limit=10
+        )
+    invoice = closing.close_tenant(stage.engine, real, end)
+    output = 6_000 * 700 + (14 * 900 - 6_000) * 300
+    assert found.simulated_nanos == invoice.amount_nanos == DOLLAR
+    assert sum(line.simulated_nanos for line in found.lines if line.kind == "output_tokens") == output

@@ -57,6 +57,27 @@ def test_a_fit_is_stored_with_its_error_and_is_in_force_from_then_on(costs):
     assert hour["ratio_ppm"] == pytest.approx(1_000_000, rel=0.01)
 
 
+def test_hours_that_a_flagged_cost_function_shared_out_are_counted(costs):
+    """Half of the steps take ten times as long as the others, whatever they do: no function can say that."""
+    costs.rate()
+    costs.store(
+        *(
+            costs.window(
+                10 * number, 10 * number + 10, busy_ms=100 if number % 2 else 1_000, steps=20, prefill_tokens=1_000,
+                sequence_steps=20, final=number == 59,
+            )
+            for number in range(60)
+        )
+    )  # fmt: skip
+    made = fitted(costs)
+    assert made.flags
+    allocate_due(costs.engine, costs.settings)
+    costs.stage.change("ALTER TABLE cost_hours DISABLE TRIGGER USER")
+    costs.stage.change("UPDATE cost_hours SET ratio_ppm = 1000000")
+    (model,) = reported(costs).models
+    assert (model.unfitted_hours, model.flagged_hours) == (0, 1)
+
+
 def test_a_second_fit_is_a_new_version_and_changes_no_hour(costs):
     costs.rate()
     costs.store(*busy_windows(costs, 100))

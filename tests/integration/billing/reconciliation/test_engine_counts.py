@@ -18,15 +18,20 @@ def report(stage, boot: str, prompt: int, generation: int) -> None:
 
 @pytest.mark.scenario(158)
 def test_what_engines_counted_is_known_after_redis_lost_its_data(stage):
+    tenant = stage.tenant()
+    stage.bill(stage.event(tenant, input_tokens=2_000, output_tokens=20))
+    stage.bill(stage.event(tenant, input_tokens=5, cached_tokens=0, output_tokens=5))
     report(stage, "rep_1/boot_1", 1_000, 10)
     keeper = EngineCountKeeper(stage.engine, stage.redis)
     keeper.run_once()
     report(stage, "rep_1/boot_1", 2_000, 20)
     report(stage, "rep_1/boot_2", 5, 5)
     keeper.run_once()
-    assert stage.reconcile().engine_tokens == 2_030
+    before = stage.reconcile()
+    assert (before.engine_tokens, before.drift_tokens) == (2_030, 0)
     stage.redis.delete(redis_keys.ENGINE_COUNTERS)
-    assert stage.reconcile().engine_tokens == 2_030
+    after = stage.reconcile()
+    assert (after.engine_tokens, after.drift_tokens) == (2_030, 0)
     report(stage, "rep_1/boot_2", 6, 5)
     assert stage.reconcile().engine_tokens == 2_031
 

@@ -1,14 +1,20 @@
 """A simulation equals a close on the other prices, and changes nothing."""
 
+import threading
+
 import msgspec
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
+from billing.simulation import what_if as simulation
 from billing.simulation.what_if import simulate
+from billing.subscriptions import assignments
 from core.contracts.grants import Prices
 from core.db import unit_of_work
+from core.ids import new_id
 from tests.fixtures.examples import examples
 from tests.integration.billing.conftest import PRICES
 
@@ -101,3 +107,69 @@ def test_only_versions_of_the_plan_are_replaced(stage):
             limit=10,
         )
     assert [(each.tenant_id, each.simulated_nanos) for each in found] == [(tenant, 0)]
+
+
+def in_the_middle(monkeypatch, act) -> None:
+    """Do something when the second tenant's usage is read."""
+    read_used, calls = simulation.read_used, []
+
+    def read(session, tenant_id, *arguments, **more):
+        calls.append(tenant_id)
+        if len(calls) == 2:
+            act(session)
+        return read_used(session, tenant_id, *arguments, **more)
+
+    monkeypatch.setattr(simulation, "read_used", read)
+
+
+@pytest.fixture
+def plan(stage) -> str:
+    """A plan with three tenants that used something."""
+    first = stage.tenant()
+    plan_id = stage.plan_of(first)
+    tenants = [first, new_id("tn"), new_id("tn")]
+    with unit_of_work(stage.engine) as session:
+        for tenant in tenants[1:]:
+            assignments.assign_plan(session, tenant_id=tenant, plan_id=plan_id)
+    stage.bill(*(stage.event(tenant, output_tokens=1_000_000) for tenant in tenants))
+    return plan_id
+
+
+def simulated(stage, plan: str):
+    start = stage.value("SELECT min(settled_at) FROM usage_records")
+    card = msgspec.structs.replace(CARD, output_nanos=700)
+    with unit_of_work(stage.engine) as session:
+        return simulate(session, plan_id=plan, card=card, start=start, end=stage.now(), after="", limit=10)
+
+
+@pytest.mark.scenario(187)
+def test_a_simulation_that_is_stopped_in_the_middle_leaves_nothing_behind(stage, plan, monkeypatch):
+    before = [stage.rows(f"SELECT * FROM {table}") for table in TABLES]
+
+    def stop(session) -> None:
+        pid = session.connection().exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+        stage.value("SELECT pg_terminate_backend(:pid)", pid=pid)
+
+    with monkeypatch.context() as stopped:
+        in_the_middle(stopped, stop)
+        with pytest.raises(sa.exc.OperationalError):
+            simulated(stage, plan)
+    assert [stage.rows(f"SELECT * FROM {table}") for table in TABLES] == before
+    assert [each.simulated_nanos - each.amount_nanos for each in simulated(stage, plan)] == [100_000_000] * 3
+
+
+@pytest.mark.scenario(187)
+def test_a_close_runs_beside_a_simulation_and_neither_changes_the_other(stage, plan, monkeypatch):
+    expected = [(each.amount_nanos, each.simulated_nanos) for each in simulated(stage, plan)]
+    closed = []
+
+    def close(_session) -> None:
+        closer = threading.Thread(target=lambda: closed.extend(stage.close()))
+        closer.start()
+        closer.join()
+
+    with monkeypatch.context() as beside:
+        in_the_middle(beside, close)
+        found = [(each.amount_nanos, each.simulated_nanos) for each in simulated(stage, plan)]
+    assert found == expected
+    assert sorted(invoice.amount_nanos for invoice in closed) == sorted(amount for amount, _ in expected)
