@@ -9,8 +9,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from core.contracts.grants import ModelPrices, Prices
+from core.contracts.grants import ModelPrices, Prices, ServiceTier
 from core.errors import InvalidRequest
+from core.money import at_factor
 
 TieredQuantity = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
 ResourceLineKind = Literal["adapter_storage", "pinned_slots", "cold_loads"]
@@ -23,9 +24,11 @@ Units = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)]
 PackageNanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 FeeNanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000_000)]
 ResourceNanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+FactorPermille = Annotated[int, msgspec.Meta(gt=0, le=1_000)]
 
 MODELS_MAX: Final = 256
 TIERS_MAX: Final = 32
+FULL_PERMILLE: Final = 1_000
 
 PRICE_OF: Final[dict[TieredQuantity, str]] = {
     "uncached_input_tokens": "input_nanos",
@@ -116,6 +119,9 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     The four prices at the top hold for every model and rank class without an entry of its own in ``models``, so no
     model is ever without a price. ``base_fee_nanos`` is for a whole billing period. ``commitment_nanos`` is the least
     that all charges of a billing period, or of twelve months, come to.
+
+    Flex requests pay ``batch_factor_permille`` of each price of usage; None means that there is no flex tier. It holds
+    for all models, since tiers add up the usage of models, and is exact: every price times it is a whole number.
     """
 
     input_nanos: Nanos
@@ -132,6 +138,7 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     adapter_storage_gb_hour_nanos: ResourceNanos = 0
     pinned_slot_hour_nanos: ResourceNanos = 0
     cold_load_nanos: ResourceNanos = 0
+    batch_factor_permille: FactorPermille | None = None
 
     @classmethod
     def of_all_models(cls, prices: Prices) -> "PriceCard":
@@ -142,6 +149,19 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def default(self) -> Prices:
         """The prices of models without an entry, before tiers."""
         return msgspec.convert(self, Prices, from_attributes=True)
+
+    def is_reduced(self, service_tier: ServiceTier) -> bool:
+        """Whether the tier pays less than the list price."""
+        return self.factor_permille(service_tier) < FULL_PERMILLE
+
+    def factor_permille(self, service_tier: ServiceTier) -> int:
+        """The part of the price that usage in a service tier costs."""
+        factor = None if service_tier == "default" else self.batch_factor_permille
+        return FULL_PERMILLE if factor is None else factor
+
+    def at_tier(self, price_nanos: int, service_tier: ServiceTier) -> int:
+        """A price of this card in a service tier."""
+        return at_factor(price_nanos, self.factor_permille(service_tier))
 
     def listed(self, base_model: str, rank_class: int | None) -> Prices:
         """The unit prices of a model, before tiers: those of its rank class, else of the model, else of all models."""
@@ -176,9 +196,10 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 of_all = tiered
         return of_all
 
-    def held(self, base_model: str, rank_class: int | None) -> Prices:
-        """The highest unit prices that a request to this model can have."""
-        return self._highest(self.listed(base_model, rank_class), base_model)
+    def held(self, base_model: str, rank_class: int | None, service_tier: ServiceTier = "default") -> Prices:
+        """The highest unit prices that a request to this model can have in a service tier."""
+        highest = self._highest(self.listed(base_model, rank_class), base_model)
+        return highest.times(self.factor_permille(service_tier)) if self.is_reduced(service_tier) else highest
 
     def grant_prices(self) -> tuple[Prices, tuple[ModelPrices, ...]]:
         """The highest prices as gateways know them: of all models, and of models that differ."""
@@ -236,6 +257,29 @@ def _problems(card: PriceCard, base_models: set[str] | None) -> Iterator[tuple[s
         if base_models is not None and price.base_model is not None and price.base_model not in base_models:
             yield f"{where}.base_model", f"there is no base model {price.base_model!r}."
         yield from _tier_problems(price, where)
+    if card.is_reduced("flex"):
+        yield from _factor_problems(card)
+
+
+def _factor_problems(card: PriceCard) -> Iterator[tuple[str, str]]:
+    """Prices that are no whole nanodollars at the batch factor: nothing is rounded where it is charged."""
+    prices = [(f"prices.{name}", getattr(card, name)) for name in PRICE_OF.values()]
+    for index, entry in enumerate(card.models):
+        prices += [(f"prices.models[{index}].{name}", getattr(entry, name)) for name in PRICE_OF.values()]
+    for index, price in enumerate(card.tiers):
+        where = f"prices.tiers[{index}]"
+        prices.append((f"{where}.package_nanos", price.package_nanos or 0))
+        prices += [
+            (f"{where}.tiers[{number}].unit_price_nanos", tier.unit_price_nanos)
+            for number, tier in enumerate(price.tiers)
+        ]
+    factor = card.factor_permille("flex")
+    for param, nanos in prices:
+        if nanos * factor % FULL_PERMILLE:
+            yield (
+                "prices.batch_factor_permille",
+                f"{factor} permille of {param}, {nanos}, is no whole number of nanodollars; change one of them.",
+            )
 
 
 def _tier_problems(price: TieredPrice, where: str) -> Iterator[tuple[str, str]]:

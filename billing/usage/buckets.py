@@ -1,4 +1,4 @@
-"""Reads a tenant's usage in pages of time buckets, split by any of model, adapter and key.
+"""Reads a tenant's usage in pages of time buckets, split by any of model, adapter, key and service tier.
 
 Whole hours come from the hourly sums. Records are read only for buckets of a minute, within a budget, and for the parts
 of an hour in which a range begins or ends.
@@ -22,13 +22,15 @@ from billing.views import Bucket, PriceView
 from core.contracts.usage import REST
 from core.errors import InvalidRequest
 
-Dimension = Literal["model", "project_id", "api_key_id"]
+Dimension = Literal["model", "project_id", "api_key_id", "service_tier"]
 
-DIMENSIONS: Final[dict[Dimension, str]] = {"model": "base_model", "project_id": "adapter_id", "api_key_id": "key_id"}
+DIMENSIONS: Final[dict[Dimension, str]] = {
+    "model": "base_model", "project_id": "adapter_id", "api_key_id": "key_id", "service_tier": "service_tier",
+}  # fmt: skip
 """The columns behind OpenAI's words: a project is an adapter, "" the base model itself."""
 
 _HOUR: Final = timedelta(hours=1)
-_PRICED: Final = ("price_version_id", "base_model", "rank_class")
+_PRICED: Final = ("price_version_id", "base_model", "rank_class", "service_tier")
 _COUNTS: Final = (
     "requests", "input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens", "kv_page_ms",
     "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
@@ -75,6 +77,7 @@ class UsageGroup(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     project_id: str | None = None
     api_key_id: str | None = None
+    service_tier: str | None = None
 
     @property
     def amount_nanos(self) -> int:
@@ -183,6 +186,7 @@ def _rows(
         adapter_id.label("adapter_id"),
         rank_class.label("rank_class"),
         col(table.price_version_id).label("price_version_id"),
+        col(table.service_tier).label("service_tier"),
         *(_count(table, name).label(name) for name in _COUNTS),
     ).where(
         col(table.tenant_id) == query.tenant_id,
@@ -222,6 +226,7 @@ def _merged(session: Session, query: BucketQuery, rows: Sequence[sa.RowMapping])
 def _savings(rows: Iterable[sa.RowMapping], versions: dict[str, PriceView]) -> int:
     total = 0
     for row in rows:
-        prices = versions[row["price_version_id"]].card.held(row["base_model"], row["rank_class"] or None)
+        card = versions[row["price_version_id"]].card
+        prices = card.held(row["base_model"], row["rank_class"] or None, row["service_tier"])
         total += row["cached_tokens"] * prices.input_nanos - row["cached_input_nanos"]
     return total

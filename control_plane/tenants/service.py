@@ -239,7 +239,8 @@ def _grant(
     """
     limits = _limits(tenant, plan)
     per_month = limits.spend_nanos_per_month
-    prices, model_prices = (plan.prices if own is None else own.card).grant_prices()
+    card = plan.prices if own is None else own.card
+    prices, model_prices = card.grant_prices()
     return TenantGrant(
         tenant_id=tenant.id,
         status=_served(tenant),
@@ -251,6 +252,7 @@ def _grant(
         charged_nanos=charged_nanos,
         spend_limits=spend.limits,
         zone=spend.zone,
+        batch_factor_permille=card.batch_factor_permille,
     )
 
 

@@ -7,7 +7,11 @@ from typing import Literal
 
 import msgspec
 
+from core.money import at_factor
 from core.spend_windows import SpendWindow
+
+ServiceTier = Literal["default", "flex"]
+"""How a request is served: a flex request waits for all others, at the plan's batch factor of the price."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +65,15 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     output_nanos: int
     kv_page_second_nanos: int
 
+    def times(self, factor_permille: int) -> "Prices":
+        """The prices times a factor in permille."""
+        return Prices(
+            input_nanos=at_factor(self.input_nanos, factor_permille),
+            cached_input_nanos=at_factor(self.cached_input_nanos, factor_permille),
+            output_nanos=at_factor(self.output_nanos, factor_permille),
+            kv_page_second_nanos=at_factor(self.kv_page_second_nanos, factor_permille),
+        )
+
 
 class ModelPrices(msgspec.Struct, frozen=True, kw_only=True):
     """The prices of one base model, or, with ``rank_class``, of its adapters in that rank class."""
@@ -96,7 +109,8 @@ class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant as gateways see it, published under the tenant's id. ``charged_nanos`` is the total charged before the
     current month. ``spend_ceiling_nanos`` is the largest total allowed at the end of the month; None means no ceiling.
     ``spend_limits`` apply in the time zone ``zone``.
-    ``prices`` and ``model_prices`` are the highest prices of ``price_version_id`` in billing's price book.
+    ``prices`` and ``model_prices`` are the highest prices of ``price_version_id`` in billing's price book. Flex
+    requests pay ``batch_factor_permille`` of them; None means that the plan has no flex tier.
     """
 
     tenant_id: str
@@ -109,9 +123,17 @@ class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
     model_prices: tuple[ModelPrices, ...] = ()
     spend_limits: tuple[SpendLimitGrant, ...] = ()
     zone: str = "UTC"
+    batch_factor_permille: int | None = None
 
-    def prices_of(self, base_model: str, rank_class: int | None) -> Prices | None:
-        """The prices of a model: those of its rank class, else of the model, else of all models."""
+    def prices_of(
+        self, base_model: str, rank_class: int | None, service_tier: ServiceTier = "default"
+    ) -> Prices | None:
+        """The prices of a model in a service tier: those of its rank class, else of the model, else of all models."""
+        found = self._listed(base_model, rank_class)
+        factor = self.batch_factor_permille
+        return found if found is None or factor is None or service_tier == "default" else found.times(factor)
+
+    def _listed(self, base_model: str, rank_class: int | None) -> Prices | None:
         found = self.prices
         for entry in self.model_prices:
             if entry.base_model == base_model:

@@ -315,6 +315,11 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, SnapshotVer
         ge=0,
         description="How long a request may wait in the queue; refused at once if its turn is further off.",
     )
+    queue_flex_wait_s: float = Field(
+        default=120,
+        ge=0,
+        description="How long a flex request may wait for all others in the queue; then it is refused with 429.",
+    )
     queue_overdue_after_s: float = Field(
         default=2,
         ge=0,

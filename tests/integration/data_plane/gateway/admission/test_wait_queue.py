@@ -31,6 +31,7 @@ COSTS = PlacementCosts(
 )  # fmt: skip
 BOUNDS = QueueBounds(requests_max=6, tokens_max=100_000, tenant_requests_max=5)
 PASSED_OVER_S = 0.2
+FLEX_WAIT_S = 5.0
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ async def queue(redis_settings) -> AsyncIterator[WaitQueue]:
         neighbours = GatewayPeers("gw_1", RedisClock(), stale_ms=1000)
         replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
         await replicas.refresh()
-        patience = WaitLimits(wait_s=5, overdue_after_s=PASSED_OVER_S, poll_s=10)
+        patience = WaitLimits(wait_s=5, flex_wait_s=FLEX_WAIT_S, overdue_after_s=PASSED_OVER_S, poll_s=10)
         yield WaitQueue(replicas, COSTS, BOUNDS, patience, BacklogBounds(tenants_max=64, adapters_max=64))
 
 
