@@ -61,10 +61,10 @@ def cents_to_nanos(amount_cents: int) -> int:
 
 
 def at_factor(price_nanos: int, factor_permille: int) -> int:
-    """A price times a factor in permille. Price cards allow only whole results; anything else is rounded up, so that
-    what is held is never too little.
+    """A price times a factor in permille, cut below one nanodollar. This is the only rounding of a reduced price: what
+    costs so much a unit is multiplied exactly.
     """
-    return -(-price_nanos * factor_permille // _PERMILLE)
+    return price_nanos * factor_permille // _PERMILLE
 
 
 def format_usd(amount_nanos: int) -> str:

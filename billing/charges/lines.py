@@ -105,6 +105,12 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
             case "kv_page_seconds":
                 return LineFigures(self.kv_page_ms, at, self.kv_nanos, self.kv_requests)
 
+    @property
+    def paid(self) -> Prices:
+        """The unit prices before tiers, at the batch factor."""
+        listed = msgspec.structs.asdict(self.prices)
+        return Prices(**{name: at_factor(nanos, self.factor_permille) for name, nanos in listed.items()})
+
     def list_price_nanos(self, kind: UsageLineKind) -> int:
         """The unit price before tiers and the batch factor."""
         price: int = getattr(self.prices, PRICE_OF[kind])

@@ -5,7 +5,7 @@ spending is never passed. What tiers then save is posted as an adjustment (``bil
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -93,13 +93,12 @@ class TieredPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         assert self.package_nanos is not None, "checked by ``check``"
         return self.package_units, self.package_nanos
 
-    @property
-    def highest_unit_nanos(self) -> int:
-        """The highest price of a unit, rounded up."""
+    def highest_unit_nanos(self, factor_permille: int) -> int:
+        """The highest price of a unit at a factor; that of a package is rounded up."""
         if self.mode == "package":
             units, nanos = self.package
-            return -(-nanos // units)
-        return max(tier.unit_price_nanos for tier in self.tiers)
+            return -(-at_factor(nanos, factor_permille) // units)
+        return at_factor(max(tier.unit_price_nanos for tier in self.tiers), factor_permille)
 
 
 class IncludedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -113,6 +112,14 @@ class IncludedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     rollover: bool = False
 
 
+class GrantPrices(NamedTuple):
+    """The prices of a card as gateways know them. ``flex_prices`` is None without a flex tier."""
+
+    prices: Prices
+    flex_prices: Prices | None
+    model_prices: tuple[ModelPrices, ...]
+
+
 class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a plan version charges, in nanodollars: at most one dollar a token or page-second. Zero is a valid price.
 
@@ -120,8 +127,8 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     model is ever without a price. ``base_fee_nanos`` is for a whole billing period. ``commitment_nanos`` is the least
     that all charges of a billing period, or of twelve months, come to.
 
-    Flex requests pay ``batch_factor_permille`` of each price of usage; None means that there is no flex tier. It holds
-    for all models, since tiers add up the usage of models, and is exact: every price times it is a whole number.
+    Flex requests pay ``batch_factor_permille`` of each price of usage, cut below one nanodollar; None means that there
+    is no flex tier. It holds for all models, since tiers add up the usage of models.
     """
 
     input_nanos: Nanos
@@ -150,18 +157,10 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The prices of models without an entry, before tiers."""
         return msgspec.convert(self, Prices, from_attributes=True)
 
-    def is_reduced(self, service_tier: ServiceTier) -> bool:
-        """Whether the tier pays less than the list price."""
-        return self.factor_permille(service_tier) < FULL_PERMILLE
-
     def factor_permille(self, service_tier: ServiceTier) -> int:
         """The part of the price that usage in a service tier costs."""
         factor = None if service_tier == "default" else self.batch_factor_permille
         return FULL_PERMILLE if factor is None else factor
-
-    def at_tier(self, price_nanos: int, service_tier: ServiceTier) -> int:
-        """A price of this card in a service tier."""
-        return at_factor(price_nanos, self.factor_permille(service_tier))
 
     def listed(self, base_model: str, rank_class: int | None) -> Prices:
         """The unit prices of a model, before tiers: those of its rank class, else of the model, else of all models."""
@@ -198,25 +197,38 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def held(self, base_model: str, rank_class: int | None, service_tier: ServiceTier = "default") -> Prices:
         """The highest unit prices that a request to this model can have in a service tier."""
-        highest = self._highest(self.listed(base_model, rank_class), base_model)
-        return highest.times(self.factor_permille(service_tier)) if self.is_reduced(service_tier) else highest
+        return self._highest(self.listed(base_model, rank_class), base_model, service_tier)
 
-    def grant_prices(self) -> tuple[Prices, tuple[ModelPrices, ...]]:
+    def grant_prices(self) -> GrantPrices:
         """The highest prices as gateways know them: of all models, and of models that differ."""
         named = {(entry.base_model, entry.rank_class) for entry in self.models}
         named |= {(tiered.base_model, None) for tiered in self.tiers if tiered.base_model is not None}
+        has_flex = self.batch_factor_permille is not None
         entries = tuple(
-            ModelPrices(base_model=base_model, rank_class=rank_class, prices=self.held(base_model, rank_class))
+            ModelPrices(
+                base_model=base_model,
+                rank_class=rank_class,
+                prices=self.held(base_model, rank_class),
+                flex_prices=self.held(base_model, rank_class, "flex") if has_flex else None,
+            )
             for base_model, rank_class in sorted(named, key=lambda each: (each[0], each[1] or 0))
         )
-        return self._highest(self.default, ""), entries
-
-    def _highest(self, listed: Prices, base_model: str) -> Prices:
-        tiered = {quantity: self.tier_of(quantity, base_model) for quantity in PRICE_OF}
-        return msgspec.structs.replace(
-            listed,
-            **{PRICE_OF[quantity]: tier.highest_unit_nanos for quantity, tier in tiered.items() if tier is not None},
+        return GrantPrices(
+            prices=self._highest(self.default, "", "default"),
+            flex_prices=self._highest(self.default, "", "flex") if has_flex else None,
+            model_prices=entries,
         )
+
+    def _highest(self, listed: Prices, base_model: str, service_tier: ServiceTier) -> Prices:
+        factor = self.factor_permille(service_tier)
+        tiered = {quantity: self.tier_of(quantity, base_model) for quantity in PRICE_OF}
+        highest = {
+            PRICE_OF[quantity]: at_factor(getattr(listed, PRICE_OF[quantity]), factor)
+            if tier is None
+            else tier.highest_unit_nanos(factor)
+            for quantity, tier in tiered.items()
+        }
+        return Prices(**highest)
 
 
 def check(card: PriceCard, *, base_models: Iterable[str] | None = None) -> None:
@@ -257,12 +269,11 @@ def _problems(card: PriceCard, base_models: set[str] | None) -> Iterator[tuple[s
         if base_models is not None and price.base_model is not None and price.base_model not in base_models:
             yield f"{where}.base_model", f"there is no base model {price.base_model!r}."
         yield from _tier_problems(price, where)
-    if card.is_reduced("flex"):
-        yield from _factor_problems(card)
+    yield from _factor_problems(card)
 
 
 def _factor_problems(card: PriceCard) -> Iterator[tuple[str, str]]:
-    """Prices that are no whole nanodollars at the batch factor: nothing is rounded where it is charged."""
+    """Prices that the batch factor would make free."""
     prices = [(f"prices.{name}", getattr(card, name)) for name in PRICE_OF.values()]
     for index, entry in enumerate(card.models):
         prices += [(f"prices.models[{index}].{name}", getattr(entry, name)) for name in PRICE_OF.values()]
@@ -275,11 +286,9 @@ def _factor_problems(card: PriceCard) -> Iterator[tuple[str, str]]:
         ]
     factor = card.factor_permille("flex")
     for param, nanos in prices:
-        if nanos * factor % FULL_PERMILLE:
-            yield (
-                "prices.batch_factor_permille",
-                f"{factor} permille of {param}, {nanos}, is no whole number of nanodollars; change one of them.",
-            )
+        if nanos and at_factor(nanos, factor) == 0:
+            problem = f"{factor} permille of {param}, {nanos}, is less than a nanodollar; raise one of them."
+            yield "prices.batch_factor_permille", problem
 
 
 def _tier_problems(price: TieredPrice, where: str) -> Iterator[tuple[str, str]]:

@@ -114,7 +114,7 @@ def _rated(
     """The totals at the listed prices of these versions."""
     priced = [_listed(total, versions[total.price_version_id].card) for total in totals]
     changed = [(before, after) for before, after in zip(totals, priced, strict=True) if before != after]
-    paid = {_key(after): after.prices.times(after.factor_permille) for _, after in changed}
+    paid = {_key(after): after.paid for _, after in changed}
     cut = [
         (total, at.kv_page_second_nanos)
         for total, _ in changed

@@ -7,7 +7,6 @@ from typing import Literal
 
 import msgspec
 
-from core.money import at_factor
 from core.spend_windows import SpendWindow
 
 ServiceTier = Literal["default", "flex"]
@@ -65,22 +64,16 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     output_nanos: int
     kv_page_second_nanos: int
 
-    def times(self, factor_permille: int) -> "Prices":
-        """The prices times a factor in permille."""
-        return Prices(
-            input_nanos=at_factor(self.input_nanos, factor_permille),
-            cached_input_nanos=at_factor(self.cached_input_nanos, factor_permille),
-            output_nanos=at_factor(self.output_nanos, factor_permille),
-            kv_page_second_nanos=at_factor(self.kv_page_second_nanos, factor_permille),
-        )
-
 
 class ModelPrices(msgspec.Struct, frozen=True, kw_only=True):
-    """The prices of one base model, or, with ``rank_class``, of its adapters in that rank class."""
+    """The prices of one base model, or, with ``rank_class``, of its adapters in that rank class. Flex requests have
+    their own where the plan has a batch factor.
+    """
 
     base_model: str
     prices: Prices
     rank_class: int | None = None
+    flex_prices: Prices | None = None
 
 
 class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,8 +102,8 @@ class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant as gateways see it, published under the tenant's id. ``charged_nanos`` is the total charged before the
     current month. ``spend_ceiling_nanos`` is the largest total allowed at the end of the month; None means no ceiling.
     ``spend_limits`` apply in the time zone ``zone``.
-    ``prices`` and ``model_prices`` are the highest prices of ``price_version_id`` in billing's price book. Flex
-    requests pay ``batch_factor_permille`` of them; None means that the plan has no flex tier.
+    ``prices`` and ``model_prices`` are the highest prices of ``price_version_id`` in billing's price book, and
+    ``flex_prices`` those of flex requests; None means that the plan has no flex tier.
     """
 
     tenant_id: str
@@ -123,22 +116,18 @@ class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
     model_prices: tuple[ModelPrices, ...] = ()
     spend_limits: tuple[SpendLimitGrant, ...] = ()
     zone: str = "UTC"
-    batch_factor_permille: int | None = None
+    flex_prices: Prices | None = None
 
     def prices_of(
         self, base_model: str, rank_class: int | None, service_tier: ServiceTier = "default"
     ) -> Prices | None:
         """The prices of a model in a service tier: those of its rank class, else of the model, else of all models."""
-        found = self._listed(base_model, rank_class)
-        factor = self.batch_factor_permille
-        return found if found is None or factor is None or service_tier == "default" else found.times(factor)
-
-    def _listed(self, base_model: str, rank_class: int | None) -> Prices | None:
-        found = self.prices
+        found: TenantGrant | ModelPrices = self
         for entry in self.model_prices:
             if entry.base_model == base_model:
                 if entry.rank_class == rank_class:
-                    return entry.prices
+                    found = entry
+                    break
                 if entry.rank_class is None:
-                    found = entry.prices
-        return found
+                    found = entry
+        return found.flex_prices or found.prices if service_tier == "flex" else found.prices

@@ -102,7 +102,7 @@ class Preparation:
         prompt_tokens = await self._counters.count(tenant_id, target.base, call, len(raw))
         await _yield_to_streams()
         limits = caller.limits
-        flex = call.service_tier == "flex" and caller.tenant.batch_factor_permille is not None
+        flex = call.service_tier == "flex" and caller.tenant.flex_prices is not None
         max_tokens = output_ceiling(prompt_tokens, call.max_tokens, limits, target.base)
         return InferenceRequest(
             id=request_id,
