@@ -288,7 +288,7 @@ def _cost(event: UsageEvent, book: PriceBook, price_age_max: timedelta) -> int:
     price = book.of(event, age_max=price_age_max)
     if price is None:
         return 0
-    return rate(event, price.version.card.held(event.base_model, event.rank_class)).amount_nanos
+    return rate(event, price.version.card.held(event.base_model, event.rank_class, event.service_tier)).amount_nanos
 
 
 def _add(

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from billing.prices.card import PriceCard, ResourceLineKind
+from core.contracts.grants import ServiceTier
 
 UsageLineKind = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
 LineKind = (
@@ -98,6 +99,8 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     itself. ``late_for`` is the start of the month of late usage. ``request_count`` counts requests with any of it.
     A line of a tier, counted from 1, is of all adapters together, and has no ``base_model`` if it is of all models.
     ``used_units`` are what was used where ``quantity`` counts packages. ``tax_cents`` is the line's share of the taxes.
+    A line of flex usage has its ``service_tier``, and the ``list_price_nanos`` of which ``unit_price_nanos`` is what
+    the batch factor leaves; ``batch_discount_nanos`` is what the whole line saves.
 
     Lines of the unit ``amount`` are no usage: fees, prorations, discounts, commitments and what is carried over. They
     have no model. ``description`` explains them, ``source_id`` names the discount or coupon, and a fee is for the time
@@ -125,6 +128,9 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     covers_from: datetime | None = None
     covers_until: datetime | None = None
     tax_cents: int = 0
+    service_tier: ServiceTier | None = None
+    list_price_nanos: int | None = None
+    batch_discount_nanos: int = 0
 
 
 class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from typing import Final
 NANOS_PER_CENT: Final = 10_000_000
 NANOS_PER_DOLLAR: Final = 1_000_000_000
 _PPM: Final = 1_000_000
+_PERMILLE: Final = 1_000
 
 
 def round_to_cents(amount_nanos: int) -> int:
@@ -57,6 +58,13 @@ def share_cents(total_cents: int, weights: Sequence[int]) -> list[int]:
 def cents_to_nanos(amount_cents: int) -> int:
     """Exact: the nanodollars of a whole number of cents."""
     return amount_cents * NANOS_PER_CENT
+
+
+def at_factor(price_nanos: int, factor_permille: int) -> int:
+    """A price times a factor in permille, cut below one nanodollar. This is the only rounding of a reduced price: what
+    costs so much a unit is multiplied exactly.
+    """
+    return price_nanos * factor_permille // _PERMILLE
 
 
 def format_usd(amount_nanos: int) -> str:

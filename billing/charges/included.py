@@ -1,7 +1,8 @@
 """Takes included usage off a period's usage, as a pure function of the terms, the sums of usage and what is left over.
 
 A pool is the sum over the versions in force in the period of what each includes, by its share of the period. The first
-units of the period are taken from it, in the order of price versions; a pool of the model before one of all models.
+units of the period are taken from it, in the order of price versions, flex usage after the other usage of a version; a
+pool of the model before one of all models.
 """
 
 from collections import defaultdict
@@ -88,12 +89,13 @@ def _left(included: IncludedUsage | None, units: int, own: int) -> int:
     return min(units, own) if included is not None and included.rollover else 0
 
 
-def _order(total: UsageTotal, versions: Mapping[str, PriceView]) -> tuple[bool, str, str, str, int, str]:
+def _order(total: UsageTotal, versions: Mapping[str, PriceView]) -> tuple[bool, str, str, str, str, int, str]:
     version = versions[total.price_version_id]
     return (
         total.late_for is not None,
         version.effective_from.isoformat(),
         version.id,
+        total.service_tier,
         total.base_model,
         total.rank_class or 0,
         total.adapter_id or "",

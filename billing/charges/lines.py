@@ -12,9 +12,10 @@ from typing import NamedTuple
 import msgspec
 
 from billing.periods import Period
+from billing.prices.card import FULL_PERMILLE, PRICE_OF
 from billing.views import LineKind, LineUnit, UsageLineKind
-from core.contracts.grants import Prices
-from core.money import distribute_cents
+from core.contracts.grants import Prices, ServiceTier
+from core.money import at_factor, distribute_cents
 
 
 class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,11 +42,13 @@ class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     source_id: str | None = None
     covers_from: datetime | None = None
     covers_until: datetime | None = None
+    service_tier: ServiceTier | None = None
+    list_price_nanos: int | None = None
     amount_cents: int = 0
 
 
 class LineFigures(NamedTuple):
-    """Tokens or KV page-milliseconds, their listed unit price, what they cost and how many requests used any."""
+    """Tokens or KV page-milliseconds, their unit price before tiers, what they cost and how many requests used any."""
 
     quantity: int
     unit_price_nanos: int
@@ -54,7 +57,8 @@ class LineFigures(NamedTuple):
 
 
 class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the records of one model at one price version. ``prices`` are the listed prices of the model.
+    """Sums over the records of one model at one price version and service tier. ``prices`` are the listed prices of the
+    model, of which the tier pays ``factor_permille``.
     ``late_for`` is the start of the month in which late usage settled, None for usage of the period itself.
 
     The ``…_requests`` count the requests whose quantity is not zero. The ``…_nanos`` are what the records cost, at the
@@ -80,6 +84,8 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
     kv_page_ms: int
     kv_nanos: int
     kv_requests: int
+    service_tier: ServiceTier = "default"
+    factor_permille: int = FULL_PERMILLE
 
     @property
     def recorded_nanos(self) -> int:
@@ -88,21 +94,27 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
 
     def figures(self, kind: UsageLineKind) -> LineFigures:
         """What was used of a kind, at which price."""
+        at = at_factor(self.list_price_nanos(kind), self.factor_permille)
         match kind:
             case "uncached_input_tokens":
-                return LineFigures(
-                    self.uncached_input_tokens, self.prices.input_nanos, self.input_nanos, self.uncached_requests
-                )
+                return LineFigures(self.uncached_input_tokens, at, self.input_nanos, self.uncached_requests)
             case "cached_input_tokens":
-                return LineFigures(
-                    self.cached_tokens, self.prices.cached_input_nanos, self.cached_input_nanos, self.cached_requests
-                )
+                return LineFigures(self.cached_tokens, at, self.cached_input_nanos, self.cached_requests)
             case "output_tokens":
-                return LineFigures(
-                    self.output_tokens, self.prices.output_nanos, self.output_nanos, self.output_requests
-                )
+                return LineFigures(self.output_tokens, at, self.output_nanos, self.output_requests)
             case "kv_page_seconds":
-                return LineFigures(self.kv_page_ms, self.prices.kv_page_second_nanos, self.kv_nanos, self.kv_requests)
+                return LineFigures(self.kv_page_ms, at, self.kv_nanos, self.kv_requests)
+
+    @property
+    def paid(self) -> Prices:
+        """The unit prices before tiers, at the batch factor."""
+        listed = msgspec.structs.asdict(self.prices)
+        return Prices(**{name: at_factor(nanos, self.factor_permille) for name, nanos in listed.items()})
+
+    def list_price_nanos(self, kind: UsageLineKind) -> int:
+        """The unit price before tiers and the batch factor."""
+        price: int = getattr(self.prices, PRICE_OF[kind])
+        return price
 
     def line(self, kind: UsageLineKind) -> DraftInvoiceLine:
         """The line of a quantity that has no tiers: its amount is what the records cost."""
@@ -120,6 +132,8 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
             unit_price_nanos=found.unit_price_nanos,
             amount_nanos=found.amount_nanos,
             request_count=found.request_count,
+            service_tier=self.service_tier if self.service_tier != "default" else None,
+            list_price_nanos=self.list_price_nanos(kind) if self.factor_permille < FULL_PERMILLE else None,
         )
 
     def line_of_part(
@@ -135,6 +149,7 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
             amount_nanos=quantity * at // 1_000 if kind == "kv_page_seconds" else quantity * at,
             request_count=None,
             description="included" if unit_price_nanos == 0 else None,
+            list_price_nanos=None if unit_price_nanos == 0 else whole.list_price_nanos,
         )
 
 

@@ -3,7 +3,8 @@
 Included units cost nothing and have lines of their own. Of the rest, a quantity without tiers costs what its records
 cost together, cut below one nanodollar for KV cache of which a part is included.
 A quantity with tiers is added up over all keys and adapters of the period, in the order of price versions, late usage
-last; each version's tiers apply to the part that was used under it, counted from where the part before ended.
+last; each version's tiers apply to the part that was used under it, counted from where the part before ended. Flex
+usage comes after the other usage of its version and costs the batch factor of the prices that it reaches.
 """
 
 from collections import defaultdict
@@ -14,8 +15,9 @@ from typing import Final, NamedTuple
 
 from billing.charges.included import Taken
 from billing.charges.lines import DraftInvoiceLine, UsageTotal, in_units
-from billing.prices.card import PRICE_OF, TieredPrice, TieredQuantity
+from billing.prices.card import FULL_PERMILLE, PRICE_OF, TieredPrice, TieredQuantity
 from billing.views import LineUnit, PriceView
+from core.money import at_factor
 
 _MS: Final = 1_000
 
@@ -60,8 +62,9 @@ def charge(
     return lines
 
 
-def _order(part: _Part) -> tuple[bool, str, str]:
-    return part.total.late_for is not None, part.version.effective_from.isoformat(), part.version.id
+def _order(part: _Part) -> tuple[bool, str, str, str]:
+    total, version = part.total, part.version
+    return total.late_for is not None, version.effective_from.isoformat(), version.id, total.service_tier
 
 
 def _tier_lines(parts: Sequence[_Part]) -> Iterator[DraftInvoiceLine]:
@@ -103,20 +106,23 @@ def _scale(quantity: TieredQuantity) -> int:
     return _MS if quantity == "kv_page_seconds" else 1
 
 
-def _line(part: _Part, tier: int, quantity: int, unit_price_nanos: int) -> DraftInvoiceLine:
+def _line(part: _Part, tier: int, quantity: int, list_price_nanos: int) -> DraftInvoiceLine:
+    unit_price_nanos = at_factor(list_price_nanos, part.total.factor_permille)
     return _draft(
         part,
         tier=tier,
         unit="page_second" if part.price.quantity == "kv_page_seconds" else "token",
         quantity=in_units(part.price.quantity, quantity),
         unit_price_nanos=unit_price_nanos,
+        list_price_nanos=list_price_nanos,
         amount_nanos=quantity * unit_price_nanos // _scale(part.price.quantity),
     )
 
 
 def _package_line(group: Sequence[_Part], quantity: int) -> DraftInvoiceLine:
     price = group[0].price
-    units, nanos = price.package
+    units, list_price_nanos = price.package
+    nanos = at_factor(list_price_nanos, group[0].total.factor_permille)
     packages = -(-quantity // (units * _scale(price.quantity)))
     return _draft(
         group[0],
@@ -124,6 +130,7 @@ def _package_line(group: Sequence[_Part], quantity: int) -> DraftInvoiceLine:
         unit="package",
         quantity=Decimal(packages),
         unit_price_nanos=nanos,
+        list_price_nanos=list_price_nanos,
         amount_nanos=packages * nanos,
         used_units=in_units(price.quantity, quantity),
     )
@@ -136,6 +143,7 @@ def _draft(
     unit: LineUnit,
     quantity: Decimal,
     unit_price_nanos: int,
+    list_price_nanos: int,
     amount_nanos: int,
     used_units: Decimal | None = None,
 ) -> DraftInvoiceLine:
@@ -154,4 +162,6 @@ def _draft(
         request_count=None,
         tier=tier,
         used_units=used_units,
+        service_tier=part.total.service_tier if part.total.service_tier != "default" else None,
+        list_price_nanos=list_price_nanos if part.total.factor_permille < FULL_PERMILLE else None,
     )

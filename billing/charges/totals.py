@@ -21,7 +21,7 @@ _HOUR: Final = timedelta(hours=1)
 
 _TOTALS: Final = sa.text("""
 WITH used AS (
-    SELECT base_model, rank_class, adapter_id, price_version_id,
+    SELECT base_model, rank_class, adapter_id, price_version_id, service_tier,
         CASE WHEN late_from <> :not_late THEN date_trunc('month', hour, 'UTC') END AS late_for,
         input_tokens - cached_tokens AS uncached_input_tokens, cached_tokens, output_tokens, kv_page_ms,
         uncached_requests, cached_requests, output_requests, kv_requests,
@@ -31,7 +31,7 @@ WITH used AS (
         AND (late_from = :not_late AND hour >= :whole_from AND hour < :whole_until
              OR late_from >= :start AND late_from < :end)
   UNION ALL
-    SELECT base_model, coalesce(rank_class, 0), coalesce(adapter_id, ''), price_version_id, NULL,
+    SELECT base_model, coalesce(rank_class, 0), coalesce(adapter_id, ''), price_version_id, service_tier, NULL,
         sum(input_tokens - cached_tokens), sum(cached_tokens), sum(output_tokens), sum(kv_page_ms),
         count(DISTINCT request) FILTER (WHERE input_tokens > cached_tokens),
         count(DISTINCT request) FILTER (WHERE cached_tokens > 0),
@@ -43,10 +43,10 @@ WITH used AS (
         WHERE tenant_id = :tenant_id AND late_from IS NULL
             AND (settled_at >= :start AND settled_at < :head_until OR settled_at >= :tail_from AND settled_at < :end)
     ) boundary
-    GROUP BY 1, 2, 3, 4
+    GROUP BY 1, 2, 3, 4, 5
 )
 SELECT base_model, nullif(rank_class, 0) AS rank_class, nullif(used.adapter_id, '') AS adapter_id,
-    adapter_names.name AS adapter_name, price_version_id,
+    adapter_names.name AS adapter_name, price_version_id, service_tier,
     late_for,
     sum(uncached_input_tokens)::bigint AS uncached_input_tokens, sum(cached_tokens)::bigint AS cached_tokens,
     sum(output_tokens)::bigint AS output_tokens, sum(kv_page_ms)::bigint AS kv_page_ms,
@@ -55,8 +55,8 @@ SELECT base_model, nullif(rank_class, 0) AS rank_class, nullif(used.adapter_id, 
     sum(input_nanos)::bigint AS input_nanos, sum(cached_input_nanos)::bigint AS cached_input_nanos,
     sum(output_nanos)::bigint AS output_nanos, sum(kv_nanos)::bigint AS kv_nanos
 FROM used LEFT JOIN adapter_names ON adapter_names.adapter_id = used.adapter_id AND adapter_names.tenant_id = :tenant_id
-GROUP BY base_model, rank_class, used.adapter_id, adapter_names.name, price_version_id, late_for
-ORDER BY late_for NULLS FIRST, base_model, used.adapter_id, rank_class, price_version_id
+GROUP BY base_model, rank_class, used.adapter_id, adapter_names.name, price_version_id, service_tier, late_for
+ORDER BY late_for NULLS FIRST, base_model, used.adapter_id, rank_class, price_version_id, service_tier
 """)
 
 
@@ -120,4 +120,5 @@ def _since_epoch(instant: datetime) -> timedelta:
 
 
 def _total(row: dict[str, Any], version: PriceView) -> UsageTotal:  # any column
-    return UsageTotal(**row, prices=version.card.listed(row["base_model"], row["rank_class"]))
+    listed = version.card.listed(row["base_model"], row["rank_class"])
+    return UsageTotal(**row, prices=listed, factor_permille=version.card.factor_permille(row["service_tier"]))

@@ -137,7 +137,7 @@ class LineReader:
             begins = before + row["begins"]
             units, amount_nanos = self._cover.within(begins, begins + row["counted"])
         stored = Charge(**{name: row[name] for name in Charge.__struct_fields__})
-        rated = rate(_Used(row), self._price.card.held(row["base_model"], row["rank_class"]))
+        rated = rate(_Used(row), self._price.card.held(row["base_model"], row["rank_class"], row["service_tier"]))
         return ExplainedRequest(
             quantity=self._quantity(row["units"]),
             line_quantity=self._quantity(units),

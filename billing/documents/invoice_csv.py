@@ -10,7 +10,7 @@ from billing.views import InvoiceLineView, InvoiceView
 _COLUMNS: Final = (
     "invoice", "period_start", "period_end", "line", "line_id", "kind", "base_model", "rank_class", "adapter_id",
     "adapter", "late_for", "price_version_id", "tier", "quantity", "used_units", "unit", "unit_price_usd", "amount_usd",
-    "amount_cents", "tax_cents", "requests", "description",
+    "amount_cents", "tax_cents", "requests", "description", "service_tier", "list_price_usd", "batch_discount_usd",
 )  # fmt: skip
 
 
@@ -27,7 +27,9 @@ def _cells(invoice: InvoiceView, number: int, line: InvoiceLineView) -> tuple[Ce
         line.base_model, line.rank_class, line.adapter_id, line.adapter_name,
         None if line.late_for is None else f"{line.late_for:%Y-%m}", line.price_version_id, line.tier, line.quantity,
         line.used_units, line.unit, dollars(line.unit_price_nanos), dollars(line.amount_nanos), line.amount_cents,
-        line.tax_cents, line.request_count, line.description,
+        line.tax_cents, line.request_count, line.description, line.service_tier,
+        None if line.list_price_nanos is None else dollars(line.list_price_nanos),
+        None if line.list_price_nanos is None else dollars(line.batch_discount_nanos),
     )  # fmt: skip
 
 

@@ -83,10 +83,12 @@ def cover_of(line: InvoiceLineView, others: Sequence[InvoiceLineView], card: Pri
 
 
 def same_pool(one: InvoiceLineView, other: InvoiceLineView) -> bool:
-    """Whether two lines count the same units: of one price version, of one period, late or not, and of one model and
-    adapter unless they have tiers.
+    """Whether two lines count the same units: of one price version and service tier, of one period, late or not, and of
+    one model and adapter unless they have tiers.
     """
     if one.price_version_id != other.price_version_id or (one.tier is None) != (other.tier is None):
+        return False
+    if one.service_tier != other.service_tier:
         return False
     if (one.covers_from, one.covers_until) != (other.covers_from, other.covers_until):
         return False
@@ -110,7 +112,7 @@ def included_before(
     for each in others:
         if (
             each.description == INCLUDED
-            and each.price_version_id == line.price_version_id
+            and (each.price_version_id, each.service_tier) == (line.price_version_id, line.service_tier)
             and (each.covers_from, each.covers_until) == (line.covers_from, line.covers_until)
             and (each.late_for is None) == (line.late_for is None)
             and (line.base_model in {None, each.base_model} and each.base_model not in excluded)

@@ -33,9 +33,9 @@ _UNITS: Final[dict[TieredQuantity, str]] = {
     "kv_page_seconds": "kv_page_ms",
 }
 
-# Usage of a line's price version, and of its model, adapter and rank class unless it has tiers.
+# Usage of a line's price version and service tier, and of its model, adapter and rank class unless it has tiers.
 _OF_LINE: Final = """
-tenant_id = :tenant_id AND price_version_id = :version
+tenant_id = :tenant_id AND price_version_id = :version AND service_tier = :service_tier
     AND (CAST(:base_model AS text) IS NULL OR base_model = :base_model)
     AND NOT base_model = ANY(CAST(:other_models AS text[]))
     AND (:any_adapter OR coalesce(adapter_id, '') = :adapter_id AND coalesce(rank_class, 0) = :rank_class)
@@ -65,8 +65,8 @@ GROUP BY 1, 2, 3, 4, 5
 }
 _RECORDS: Final = {
     kind: f"""
-SELECT request_id, settled_at, late_from, key_id, base_model, adapter_id, rank_class, estimated, input_tokens,
-    cached_tokens, output_tokens, kv_page_ms, input_nanos, cached_input_nanos, output_nanos, kv_nanos,
+SELECT request_id, settled_at, late_from, key_id, base_model, adapter_id, rank_class, service_tier, estimated,
+    input_tokens, cached_tokens, output_tokens, kv_page_ms, input_nanos, cached_input_nanos, output_nanos, kv_nanos,
     {_UNITS[kind]} AS units, {NANOS_OF[kind]} AS nanos, {_LATE_FOR.format(instant="settled_at")} AS month
 FROM usage_now
 WHERE {_OF_LINE.format(units=_UNITS[kind])}
@@ -155,6 +155,7 @@ class LineRecords:
         self._parameters: dict[str, Any] = {  # values of several types
             "tenant_id": tenant_id,
             "version": line.price_version_id,
+            "service_tier": line.service_tier or "default",
             "base_model": line.base_model,
             "other_models": models_with_own_tiers(line, card),
             "any_adapter": line.tier is not None,

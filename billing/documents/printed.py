@@ -165,9 +165,16 @@ def _description(line: InvoiceLineView) -> str:
         parts.append(f"rank class {line.rank_class}")
     if line.tier is not None:
         parts.append(f"tier {line.tier}")
+    if line.service_tier == "flex":
+        parts.append("flex" if line.list_price_nanos is None else _discounted(line, line.list_price_nanos))
     if line.late_for is not None:
         parts.append(f"used in {line.late_for:%Y-%m}, recorded late")
     return ", ".join(parts)
+
+
+def _discounted(line: InvoiceLineView, list_price_nanos: int) -> str:
+    """The list price and the discount of flex usage, whose unit price and amount are net."""
+    return f"flex, list price {format_usd(list_price_nanos)} less {format_usd(line.batch_discount_nanos)}"
 
 
 def _by_model(lines: Iterable[InvoiceLineView]) -> list[PrintedRow]:

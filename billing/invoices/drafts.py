@@ -19,6 +19,7 @@ from billing.invoices.closing import OWN_RATES
 from billing.invoices.finalizing import Amounts, amounts
 from billing.invoices.holds import read_hold
 from billing.invoices.models import InvoiceHold
+from billing.invoices.queries import batch_discount_nanos
 from billing.invoices.views import DraftDocument
 from billing.periods import Period
 from billing.subscriptions.billed_until import billed_until_of
@@ -104,4 +105,9 @@ def _draft(tenant_id: str, period: Period, made: Amounts, situation: _Situation)
 
 def _line(line: DraftInvoiceLine, tax_cents: int) -> InvoiceLineView:
     """A line of a draft has no id yet."""
-    return InvoiceLineView(**msgspec.structs.asdict(line), id="", tax_cents=tax_cents)
+    return InvoiceLineView(
+        **msgspec.structs.asdict(line),
+        id="",
+        tax_cents=tax_cents,
+        batch_discount_nanos=batch_discount_nanos(line.quantity, line.list_price_nanos, line.amount_nanos),
+    )

@@ -138,6 +138,7 @@ class InvoiceHold(SQLModel, table=True):
 class InvoiceLine(SQLModel, table=True):
     """One priced quantity of an invoice, of one model at one price: ``quantity`` units of ``unit`` at
     ``unit_price_nanos`` each. ``late_for`` is the start of the month in which late usage settled.
+    ``list_price_nanos`` is the price before the batch factor; null without a service tier or factor.
 
     Lines made before units were named count KV cache in page-milliseconds and uncached input as ``input_tokens``.
     """
@@ -173,6 +174,10 @@ class InvoiceLine(SQLModel, table=True):
             name="kv_amount_is_truncated_product",
         ),
         sa.CheckConstraint("abs(amount_cents::numeric * 10000000 - amount_nanos) < 10000000", name="cents_within_one"),
+        sa.CheckConstraint(
+            "list_price_nanos IS NULL OR service_tier = 'flex' AND list_price_nanos >= unit_price_nanos",
+            name="list_price_is_not_lower",
+        ),
         sa.UniqueConstraint("invoice_id", "position"),
     )
 
@@ -198,3 +203,5 @@ class InvoiceLine(SQLModel, table=True):
     source_id: str | None = None
     covers_from: datetime | None = Field(default=None, sa_type=Instant)
     covers_until: datetime | None = Field(default=None, sa_type=Instant)
+    service_tier: str | None = None
+    list_price_nanos: int | None = Field(default=None, sa_type=sa.BigInteger)

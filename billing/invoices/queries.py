@@ -27,6 +27,7 @@ from billing.views import (
     LineKind,
     LineUnit,
 )
+from core.contracts.grants import ServiceTier
 from core.errors import NotFound
 
 
@@ -224,7 +225,17 @@ def line_view(line: InvoiceLine, tax_cents: int) -> InvoiceLineView:
         source_id=line.source_id,
         covers_from=line.covers_from,
         covers_until=line.covers_until,
+        service_tier=cast("ServiceTier | None", line.service_tier),
+        list_price_nanos=line.list_price_nanos,
+        batch_discount_nanos=batch_discount_nanos(quantity, line.list_price_nanos, line.amount_nanos),
     )
+
+
+def batch_discount_nanos(quantity: Decimal, list_price_nanos: int | None, amount_nanos: int) -> int:
+    """What the batch factor took off a line: its quantity at the list price, cut below one nanodollar, less its amount.
+    0 without a list price.
+    """
+    return 0 if list_price_nanos is None else int(quantity * list_price_nanos) - amount_nanos
 
 
 def plain(quantity: Decimal) -> Decimal:

@@ -84,4 +84,6 @@ def end(
 def _text(line: InvoiceLineView) -> str:
     words = [line.description or _KINDS.get(line.kind, line.kind.replace("_", " ").capitalize())]
     words += [each for each in (line.base_model, line.adapter_name) if each]
+    if line.service_tier is not None:
+        words.append(line.service_tier)
     return ", ".join(words)[:DESCRIPTION_LENGTH_MAX]

@@ -5,12 +5,13 @@ spending is never passed. What tiers then save is posted as an adjustment (``bil
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
-from core.contracts.grants import ModelPrices, Prices
+from core.contracts.grants import ModelPrices, Prices, ServiceTier
 from core.errors import InvalidRequest
+from core.money import at_factor
 
 TieredQuantity = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
 ResourceLineKind = Literal["adapter_storage", "pinned_slots", "cold_loads"]
@@ -23,9 +24,11 @@ Units = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)]
 PackageNanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 FeeNanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000_000)]
 ResourceNanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+FactorPermille = Annotated[int, msgspec.Meta(gt=0, le=1_000)]
 
 MODELS_MAX: Final = 256
 TIERS_MAX: Final = 32
+FULL_PERMILLE: Final = 1_000
 
 PRICE_OF: Final[dict[TieredQuantity, str]] = {
     "uncached_input_tokens": "input_nanos",
@@ -90,13 +93,12 @@ class TieredPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         assert self.package_nanos is not None, "checked by ``check``"
         return self.package_units, self.package_nanos
 
-    @property
-    def highest_unit_nanos(self) -> int:
-        """The highest price of a unit, rounded up."""
+    def highest_unit_nanos(self, factor_permille: int) -> int:
+        """The highest price of a unit at a factor; that of a package is rounded up."""
         if self.mode == "package":
             units, nanos = self.package
-            return -(-nanos // units)
-        return max(tier.unit_price_nanos for tier in self.tiers)
+            return -(-at_factor(nanos, factor_permille) // units)
+        return at_factor(max(tier.unit_price_nanos for tier in self.tiers), factor_permille)
 
 
 class IncludedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -110,12 +112,23 @@ class IncludedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     rollover: bool = False
 
 
+class GrantPrices(NamedTuple):
+    """The prices of a card as gateways know them. ``flex_prices`` is None without a flex tier."""
+
+    prices: Prices
+    flex_prices: Prices | None
+    model_prices: tuple[ModelPrices, ...]
+
+
 class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a plan version charges, in nanodollars: at most one dollar a token or page-second. Zero is a valid price.
 
     The four prices at the top hold for every model and rank class without an entry of its own in ``models``, so no
     model is ever without a price. ``base_fee_nanos`` is for a whole billing period. ``commitment_nanos`` is the least
     that all charges of a billing period, or of twelve months, come to.
+
+    Flex requests pay ``batch_factor_permille`` of each price of usage, cut below one nanodollar; None means that there
+    is no flex tier. It holds for all models, since tiers add up the usage of models.
     """
 
     input_nanos: Nanos
@@ -132,6 +145,7 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     adapter_storage_gb_hour_nanos: ResourceNanos = 0
     pinned_slot_hour_nanos: ResourceNanos = 0
     cold_load_nanos: ResourceNanos = 0
+    batch_factor_permille: FactorPermille | None = None
 
     @classmethod
     def of_all_models(cls, prices: Prices) -> "PriceCard":
@@ -142,6 +156,11 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def default(self) -> Prices:
         """The prices of models without an entry, before tiers."""
         return msgspec.convert(self, Prices, from_attributes=True)
+
+    def factor_permille(self, service_tier: ServiceTier) -> int:
+        """The part of the price that usage in a service tier costs."""
+        factor = None if service_tier == "default" else self.batch_factor_permille
+        return FULL_PERMILLE if factor is None else factor
 
     def listed(self, base_model: str, rank_class: int | None) -> Prices:
         """The unit prices of a model, before tiers: those of its rank class, else of the model, else of all models."""
@@ -176,26 +195,40 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 of_all = tiered
         return of_all
 
-    def held(self, base_model: str, rank_class: int | None) -> Prices:
-        """The highest unit prices that a request to this model can have."""
-        return self._highest(self.listed(base_model, rank_class), base_model)
+    def held(self, base_model: str, rank_class: int | None, service_tier: ServiceTier = "default") -> Prices:
+        """The highest unit prices that a request to this model can have in a service tier."""
+        return self._highest(self.listed(base_model, rank_class), base_model, service_tier)
 
-    def grant_prices(self) -> tuple[Prices, tuple[ModelPrices, ...]]:
+    def grant_prices(self) -> GrantPrices:
         """The highest prices as gateways know them: of all models, and of models that differ."""
         named = {(entry.base_model, entry.rank_class) for entry in self.models}
         named |= {(tiered.base_model, None) for tiered in self.tiers if tiered.base_model is not None}
+        has_flex = self.batch_factor_permille is not None
         entries = tuple(
-            ModelPrices(base_model=base_model, rank_class=rank_class, prices=self.held(base_model, rank_class))
+            ModelPrices(
+                base_model=base_model,
+                rank_class=rank_class,
+                prices=self.held(base_model, rank_class),
+                flex_prices=self.held(base_model, rank_class, "flex") if has_flex else None,
+            )
             for base_model, rank_class in sorted(named, key=lambda each: (each[0], each[1] or 0))
         )
-        return self._highest(self.default, ""), entries
-
-    def _highest(self, listed: Prices, base_model: str) -> Prices:
-        tiered = {quantity: self.tier_of(quantity, base_model) for quantity in PRICE_OF}
-        return msgspec.structs.replace(
-            listed,
-            **{PRICE_OF[quantity]: tier.highest_unit_nanos for quantity, tier in tiered.items() if tier is not None},
+        return GrantPrices(
+            prices=self._highest(self.default, "", "default"),
+            flex_prices=self._highest(self.default, "", "flex") if has_flex else None,
+            model_prices=entries,
         )
+
+    def _highest(self, listed: Prices, base_model: str, service_tier: ServiceTier) -> Prices:
+        factor = self.factor_permille(service_tier)
+        tiered = {quantity: self.tier_of(quantity, base_model) for quantity in PRICE_OF}
+        highest = {
+            PRICE_OF[quantity]: at_factor(getattr(listed, PRICE_OF[quantity]), factor)
+            if tier is None
+            else tier.highest_unit_nanos(factor)
+            for quantity, tier in tiered.items()
+        }
+        return Prices(**highest)
 
 
 def check(card: PriceCard, *, base_models: Iterable[str] | None = None) -> None:
@@ -236,6 +269,26 @@ def _problems(card: PriceCard, base_models: set[str] | None) -> Iterator[tuple[s
         if base_models is not None and price.base_model is not None and price.base_model not in base_models:
             yield f"{where}.base_model", f"there is no base model {price.base_model!r}."
         yield from _tier_problems(price, where)
+    yield from _factor_problems(card)
+
+
+def _factor_problems(card: PriceCard) -> Iterator[tuple[str, str]]:
+    """Prices that the batch factor would make free."""
+    prices = [(f"prices.{name}", getattr(card, name)) for name in PRICE_OF.values()]
+    for index, entry in enumerate(card.models):
+        prices += [(f"prices.models[{index}].{name}", getattr(entry, name)) for name in PRICE_OF.values()]
+    for index, price in enumerate(card.tiers):
+        where = f"prices.tiers[{index}]"
+        prices.append((f"{where}.package_nanos", price.package_nanos or 0))
+        prices += [
+            (f"{where}.tiers[{number}].unit_price_nanos", tier.unit_price_nanos)
+            for number, tier in enumerate(price.tiers)
+        ]
+    factor = card.factor_permille("flex")
+    for param, nanos in prices:
+        if nanos and at_factor(nanos, factor) == 0:
+            problem = f"{factor} permille of {param}, {nanos}, is less than a nanodollar; raise one of them."
+            yield "prices.batch_factor_permille", problem
 
 
 def _tier_problems(price: TieredPrice, where: str) -> Iterator[tuple[str, str]]:

@@ -23,24 +23,26 @@ from billing.prices.card import PriceCard
 from billing.views import LineKind, PriceView, SimulatedLine, SimulatedTenant
 from core.contracts.grants import Prices
 
-_TotalKey = tuple[str, int | None, str | None, str, str]
+_TotalKey = tuple[str, int | None, str | None, str, str, str]
 
 _TENANTS: Final = sa.text("""
 SELECT DISTINCT tenant_id FROM plan_assignments WHERE plan_id = :plan_id AND tenant_id > :after
 ORDER BY tenant_id LIMIT :limit
 """)
 _PAGE_TIME: Final = sa.text("""
-SELECT u.base_model, u.rank_class, u.adapter_id, u.price_version_id,
+SELECT u.base_model, u.rank_class, u.adapter_id, u.price_version_id, u.service_tier,
     CASE WHEN u.late_from IS NOT NULL THEN date_trunc('month', u.settled_at, 'UTC') END AS late_for,
     sum(floor(u.kv_page_ms::numeric * p.nanos / 1000))::bigint AS kv_nanos
 FROM usage_now u JOIN unnest(
-    CAST(:models AS text[]), CAST(:ranks AS int[]), CAST(:versions AS text[]), CAST(:nanos AS bigint[])
-) AS p (base_model, rank_class, version_id, nanos)
+    CAST(:models AS text[]), CAST(:ranks AS int[]), CAST(:versions AS text[]), CAST(:tiers AS text[]),
+    CAST(:nanos AS bigint[])
+) AS p (base_model, rank_class, version_id, service_tier, nanos)
     ON p.base_model = u.base_model AND p.rank_class = coalesce(u.rank_class, 0) AND p.version_id = u.price_version_id
+    AND p.service_tier = u.service_tier
 WHERE u.tenant_id = :tenant_id AND u.kv_page_ms > 0
     AND (u.late_from IS NULL AND u.settled_at >= :start AND u.settled_at < :end
          OR u.late_from >= :start AND u.late_from < :end)
-GROUP BY 1, 2, 3, 4, 5
+GROUP BY 1, 2, 3, 4, 5, 6
 """)
 
 
@@ -110,23 +112,34 @@ def _rated(
     session: Session, tenant_id: str, period: Period, totals: Sequence[UsageTotal], versions: Mapping[str, PriceView]
 ) -> list[UsageTotal]:
     """The totals at the listed prices of these versions."""
-    prices = [versions[total.price_version_id].card.listed(total.base_model, total.rank_class) for total in totals]
+    priced = [_listed(total, versions[total.price_version_id].card) for total in totals]
+    changed = [(before, after) for before, after in zip(totals, priced, strict=True) if before != after]
+    paid = {_key(after): after.paid for _, after in changed}
     cut = [
         (total, at.kv_page_second_nanos)
-        for total, at in zip(totals, prices, strict=True)
-        if total.kv_page_ms and at.kv_page_second_nanos % 1000 and at != total.prices
+        for total, _ in changed
+        if total.kv_page_ms and (at := paid[_key(total)]).kv_page_second_nanos % 1000
     ]
     page_nanos = _page_nanos(session, tenant_id, period, cut) if cut else {}
     return [
-        total if at == total.prices else _at(total, at, page_nanos.get(_key(total)))
-        for total, at in zip(totals, prices, strict=True)
+        after if before == after else _at(after, paid[_key(after)], page_nanos.get(_key(after)))
+        for before, after in zip(totals, priced, strict=True)
     ]
 
 
-def _at(total: UsageTotal, at: Prices, kv_nanos: int | None) -> UsageTotal:
+def _listed(total: UsageTotal, card: PriceCard) -> UsageTotal:
+    """The total with the card's list prices and factor, and its own amounts."""
     return msgspec.structs.replace(
         total,
-        prices=at,
+        prices=card.listed(total.base_model, total.rank_class),
+        factor_permille=card.factor_permille(total.service_tier),
+    )
+
+
+def _at(total: UsageTotal, at: Prices, kv_nanos: int | None) -> UsageTotal:
+    """The total with what it costs at these prices."""
+    return msgspec.structs.replace(
+        total,
         input_nanos=total.uncached_input_tokens * at.input_nanos,
         cached_input_nanos=total.cached_tokens * at.cached_input_nanos,
         output_nanos=total.output_tokens * at.output_nanos,
@@ -138,23 +151,36 @@ def _page_nanos(
     session: Session, tenant_id: str, period: Period, cut: Sequence[tuple[UsageTotal, int]]
 ) -> dict[_TotalKey, int]:
     """What the page time of totals costs, cut in each request."""
-    wanted = sorted({(total.base_model, total.rank_class or 0, total.price_version_id, nanos) for total, nanos in cut})
-    models, ranks, version_ids, nanos = (list(column) for column in zip(*wanted, strict=True))
+    wanted = sorted(
+        {(of.base_model, of.rank_class or 0, of.price_version_id, of.service_tier, nanos) for of, nanos in cut}
+    )
+    models, ranks, version_ids, tiers, nanos = (list(column) for column in zip(*wanted, strict=True))
     rows = session.connection().execute(
         _PAGE_TIME,
         {
             "tenant_id": tenant_id, "start": period.start, "end": period.end,
-            "models": models, "ranks": ranks, "versions": version_ids, "nanos": nanos,
+            "models": models, "ranks": ranks, "versions": version_ids, "tiers": tiers,
+            "nanos": nanos,
         },
     )  # fmt: skip
     return {
-        (row.base_model, row.rank_class, row.adapter_id, row.price_version_id, str(row.late_for)): row.kv_nanos
-        for row in rows
+        (
+            of.base_model,
+            of.rank_class,
+            of.adapter_id,
+            of.price_version_id,
+            of.service_tier,
+            str(of.late_for),
+        ): of.kv_nanos
+        for of in rows
     }
 
 
 def _key(total: UsageTotal) -> _TotalKey:
-    return total.base_model, total.rank_class, total.adapter_id, total.price_version_id, str(total.late_for)
+    return (
+        total.base_model, total.rank_class, total.adapter_id, total.price_version_id, total.service_tier,
+        str(total.late_for),
+    )  # fmt: skip
 
 
 def _compared(now: Sequence[DraftInvoiceLine], then: Sequence[DraftInvoiceLine]) -> Iterator[SimulatedLine]:

@@ -124,9 +124,8 @@ def _rated(session: Session, row: _Row, before: dict[str, int]) -> _Row:
         )
     row["aborted_prefill_tokens"] = min(row["aborted_prefill_tokens"], row["input_tokens"])
     version = price_book.versions_by_id(session, {row["price_version_id"]})[row["price_version_id"]]
-    charge = rate(
-        _Used(**{name: row[name] for name in _QUANTITIES}), version.card.held(row["base_model"], row["rank_class"])
-    )
+    prices = version.card.held(row["base_model"], row["rank_class"], row["service_tier"])
+    charge = rate(_Used(**{name: row[name] for name in _QUANTITIES}), prices)
     return {**row, **msgspec.structs.asdict(charge), "amount_nanos": charge.amount_nanos}
 
 

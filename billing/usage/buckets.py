@@ -1,4 +1,4 @@
-"""Reads a tenant's usage in pages of time buckets, split by any of model, adapter and key.
+"""Reads a tenant's usage in pages of time buckets, split by any of model, adapter, key and service tier.
 
 Whole days and hours come from sums (``billing.usage.resolution``). Records are read only for buckets of a minute,
 within a budget, and for the parts of an hour in which a range begins or ends.
@@ -24,13 +24,16 @@ from billing.usage.sums import hour_of
 from billing.views import Bucket
 from core.errors import InvalidRequest
 
-Dimension = Literal["model", "project_id", "api_key_id"]
+Dimension = Literal["model", "project_id", "api_key_id", "service_tier"]
 
-DIMENSIONS: Final[dict[Dimension, str]] = {"model": "base_model", "project_id": "adapter_id", "api_key_id": "key_id"}
+DIMENSIONS: Final[dict[Dimension, str]] = {
+    "model": "base_model", "project_id": "adapter_id", "api_key_id": "key_id", "service_tier": "service_tier",
+}  # fmt: skip
 """The columns behind OpenAI's words: a project is an adapter, "" the base model itself."""
 
 _HOUR: Final = timedelta(hours=1)
-_PRICED: Final = ("price_version_id", "base_model", "rank_class")
+_PRICED: Final = ("price_version_id", "base_model", "rank_class", "service_tier")
+_Priced = tuple[str, str, int, str]
 _COUNTS: Final = (
     "requests", "input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens", "kv_page_ms",
     "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
@@ -77,6 +80,7 @@ class UsageGroup(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     project_id: str | None = None
     api_key_id: str | None = None
+    service_tier: str | None = None
 
     @property
     def amount_nanos(self) -> int:
@@ -182,12 +186,12 @@ def _merged(session: Session, query: BucketQuery, rows: Sequence[sa.Row[Any]]) -
     return groups
 
 
-def _input_prices(session: Session, priced: Collection[tuple[str, str, int]]) -> dict[tuple[str, str, int], int]:
+def _input_prices(session: Session, priced: Collection[_Priced]) -> dict[_Priced, int]:
     """The price of an input token that is not cached, by the columns of ``_PRICED``."""
-    versions = price_book.versions_by_id(session, {version_id for version_id, _, _ in priced})
+    versions = price_book.versions_by_id(session, {version_id for version_id, *_ in priced})
     return {
-        (version_id, model, rank): versions[version_id].card.held(model, rank or None).input_nanos
-        for version_id, model, rank in priced
+        (version_id, model, rank, tier): versions[version_id].card.held(model, rank or None, tier).input_nanos
+        for version_id, model, rank, tier in priced
     }
 
 

@@ -14,6 +14,7 @@ from sqlmodel import Field, SQLModel
 from billing.models import Instant
 
 _COUNT = {"server_default": sa.text("0")}
+_DEFAULT_TIER = {"server_default": "default"}
 
 
 class UsageRecord(SQLModel, table=True):
@@ -47,6 +48,7 @@ class UsageRecord(SQLModel, table=True):
         sa.CheckConstraint("NOT estimated OR outcome = 'gateway_gone'", name="estimate_has_cause"),
         sa.CheckConstraint("adapter_tier IN ('slot', 'memory', 'disk', 'store')", name="tier_known"),
         sa.CheckConstraint("late_from > settled_at", name="late_is_later"),
+        sa.CheckConstraint("service_tier IN ('default', 'flex')", name="service_tier_known"),
         sa.Index("ix_usage_records_tenant_id_settled_at", "tenant_id", "settled_at"),
         sa.Index(
             "ix_usage_records_tenant_id_late_from",
@@ -89,6 +91,7 @@ class UsageRecord(SQLModel, table=True):
     kv_nanos: int = Field(sa_type=sa.BigInteger)
     amount_nanos: int = Field(sa_type=sa.BigInteger)
     transfer_id: str
+    service_tier: str = Field(default="default", sa_column_kwargs=_DEFAULT_TIER)
 
 
 UsageNow = orm.aliased(
@@ -101,8 +104,8 @@ UsageNow = orm.aliased(
 
 
 class UsageHour(SQLModel, table=True):
-    """The sums of the records of one hour (UTC, by ``settled_at``) with the same owner, price and lateness. "" and 0
-    stand for no adapter, revision and rank class, and the epoch for usage that is not late: keys hold no NULL.
+    """The sums of the records of one hour (UTC, by ``settled_at``) with the same owner, price, tier and lateness.
+    "" and 0 stand for no adapter, revision and rank class, and the epoch for usage that is not late: keys hold no NULL.
 
     ``kv_measured_page_ms`` is the part of the page-time that engines measured, not gateways.
     ``requests`` counts requests, not rests. The ``…_requests`` of a quantity count requests that used any of it.
@@ -144,10 +147,11 @@ class UsageHour(SQLModel, table=True):
     cached_input_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     output_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     kv_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    service_tier: str = Field(default="default", primary_key=True, sa_column_kwargs=_DEFAULT_TIER)
 
 
 class UsageDay(SQLModel, table=True):
-    """The sums of the hours of one UTC day with the same owner and price, late or not: what reports by the day read."""
+    """The sums of the hours of one UTC day with the same owner, price and tier, late or not: what reports by the day read."""
 
     __tablename__ = "usage_days"
 
@@ -169,6 +173,7 @@ class UsageDay(SQLModel, table=True):
     cached_input_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     output_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     kv_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    service_tier: str = Field(default="default", primary_key=True, sa_column_kwargs=_DEFAULT_TIER)
 
 
 class UsageMonth(SQLModel, table=True):

@@ -110,7 +110,7 @@ def _rate(
             reason = f"tenant {event.tenant_id} had no plan with prices at {admitted}; give it one"
             refused[arrival.entry_id] = Refusal("unpriced", reason)
         else:
-            prices = price.version.card.held(event.base_model, event.rank_class)
+            prices = price.version.card.held(event.base_model, event.rank_class, event.service_tier)
             rated[event.request_id] = _Rated(arrival, price, rate(event, prices))
     return rated, repeated, refused
 

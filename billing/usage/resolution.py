@@ -80,6 +80,7 @@ def _rows(
         adapter_id.label("adapter_id"),
         rank_class.label("rank_class"),
         col(table.price_version_id).label("price_version_id"),
+        col(table.service_tier).label("service_tier"),
         *(_count(table, name).label(name) for name in counts),
     ).where(
         col(table.tenant_id) == filters.tenant_id,

@@ -28,7 +28,7 @@ NOT_LATE: Final = EPOCH
 
 HOUR_KEY: Final = (
     "tenant_id", "hour", "late_from", "key_id", "base_model", "adapter_id", "revision_id", "rank_class",
-    "price_version_id",
+    "price_version_id", "service_tier",
 )  # fmt: skip
 HOUR_SUMS: Final = (
     "requests", "estimated_requests", "input_tokens", "cached_tokens", "exact_cached_tokens", "aborted_prefill_tokens",
@@ -37,7 +37,7 @@ HOUR_SUMS: Final = (
     "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
 )  # fmt: skip
 _DAY_KEY: Final = (
-    "tenant_id", "day", "key_id", "base_model", "adapter_id", "rank_class", "price_version_id",
+    "tenant_id", "day", "key_id", "base_model", "adapter_id", "rank_class", "price_version_id", "service_tier",
 )  # fmt: skip
 _DAY_SUMS: Final = (
     "requests", "estimated_requests", "input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens",
@@ -98,6 +98,7 @@ def _hour_key(row: Row) -> tuple[Any, ...]:
         row["revision_id"] or "",
         row["rank_class"] or 0,
         row["price_version_id"],
+        row["service_tier"],
     )
 
 

@@ -99,6 +99,8 @@ def _explained(line: InvoiceLineView, version: PriceView | None, path: str) -> E
     quantity = f"{line.quantity:f} {line.unit} x {line.unit_price_nanos} nanodollars"
     if line.used_units is not None:
         quantity = f"{line.used_units:f} used: {quantity}"
+    if line.list_price_nanos is not None:
+        quantity = f"{quantity} (list price {line.list_price_nanos}, {line.batch_discount_nanos} less in all)"
     return ExplainedLine(
         line=line,
         price=None if version is None else _price(line, version),

@@ -239,13 +239,14 @@ def _grant(
     """
     limits = _limits(tenant, plan)
     per_month = limits.spend_nanos_per_month
-    prices, model_prices = (plan.prices if own is None else own.card).grant_prices()
+    granted = (plan.prices if own is None else own.card).grant_prices()
     return TenantGrant(
         tenant_id=tenant.id,
         status=_served(tenant),
         limits=limits,
-        prices=prices,
-        model_prices=model_prices,
+        prices=granted.prices,
+        flex_prices=granted.flex_prices,
+        model_prices=granted.model_prices,
         price_version_id=plan.price_version_id if own is None else own.id,
         spend_ceiling_nanos=spend.ceiling_with(None if per_month is None else charged_nanos + per_month),
         charged_nanos=charged_nanos,

@@ -41,7 +41,7 @@ _LAST_YEAR: Final = 9000
 _KINDS: Final = ("uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds")
 _USAGE_COLUMNS: Final = (
     "start_time", "end_time", "model", "project_id", "api_key_id", "num_model_requests", "input_tokens",
-    "input_cached_tokens", "output_tokens", "kv_page_ms", "amount_usd", "cached_savings_usd",
+    "input_cached_tokens", "output_tokens", "kv_page_ms", "amount_usd", "cached_savings_usd", "service_tier",
 )  # fmt: skip
 _COST_COLUMNS: Final = (
     "start_time", "end_time", "line_item", "project_id", "api_key_id", "quantity", "quantity_unit", "amount_usd",
@@ -236,6 +236,7 @@ def _usage(group: UsageGroup) -> CompletionsUsage:
         model=group.model,
         project_id=group.project_id,
         api_key_id=group.api_key_id,
+        service_tier=group.service_tier,
     )
 
 
@@ -273,6 +274,7 @@ def _usage_cells(row: CompletionsUsage) -> tuple[str | int | Decimal | None, ...
     return (
         row.model, row.project_id, row.api_key_id, row.num_model_requests, row.input_tokens, row.input_cached_tokens,
         row.output_tokens, row.kv_page_ms, dollars(row.amount_nanos), dollars(row.cached_savings_nanos),
+        row.service_tier,
     )  # fmt: skip
 
 

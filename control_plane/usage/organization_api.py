@@ -94,7 +94,7 @@ class OrganizationUsage(Controller):
         end_time: EndTime = None,
         bucket_width: Width = "1d",
         group_by: Annotated[
-            list[UsageGrouping] | None, QueryParameter(max_items=3, description="Split each bucket by these fields.")
+            list[UsageGrouping] | None, QueryParameter(max_items=4, description="Split each bucket by these fields.")
         ] = None,
         models: Annotated[Ids, QueryParameter(max_items=100, description="Only these base models.")] = None,
         project_ids: ProjectIds = None,

@@ -12,7 +12,7 @@ import msgspec
 
 T = TypeVar("T")
 
-UsageGrouping = Literal["model", "project_id", "api_key_id"]
+UsageGrouping = Literal["model", "project_id", "api_key_id", "service_tier"]
 CostItemGrouping = Literal["line_item", "project_id", "api_key_id"]
 
 

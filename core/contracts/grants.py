@@ -9,6 +9,9 @@ import msgspec
 
 from core.spend_windows import SpendWindow
 
+ServiceTier = Literal["default", "flex"]
+"""How a request is served: a flex request waits for all others, at the plan's batch factor of the price."""
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a tenant's plan. Each number is a maximum; None means no limit. ``count_cached_tokens``: whether
@@ -63,11 +66,14 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPrices(msgspec.Struct, frozen=True, kw_only=True):
-    """The prices of one base model, or, with ``rank_class``, of its adapters in that rank class."""
+    """The prices of one base model, or, with ``rank_class``, of its adapters in that rank class. Flex requests have
+    their own where the plan has a batch factor.
+    """
 
     base_model: str
     prices: Prices
     rank_class: int | None = None
+    flex_prices: Prices | None = None
 
 
 class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +102,8 @@ class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant as gateways see it, published under the tenant's id. ``charged_nanos`` is the total charged before the
     current month. ``spend_ceiling_nanos`` is the largest total allowed at the end of the month; None means no ceiling.
     ``spend_limits`` apply in the time zone ``zone``.
-    ``prices`` and ``model_prices`` are the highest prices of ``price_version_id`` in billing's price book.
+    ``prices`` and ``model_prices`` are the highest prices of ``price_version_id`` in billing's price book, and
+    ``flex_prices`` those of flex requests; None means that the plan has no flex tier.
     """
 
     tenant_id: str
@@ -109,14 +116,18 @@ class TenantGrant(msgspec.Struct, frozen=True, kw_only=True):
     model_prices: tuple[ModelPrices, ...] = ()
     spend_limits: tuple[SpendLimitGrant, ...] = ()
     zone: str = "UTC"
+    flex_prices: Prices | None = None
 
-    def prices_of(self, base_model: str, rank_class: int | None) -> Prices | None:
-        """The prices of a model: those of its rank class, else of the model, else of all models."""
-        found = self.prices
+    def prices_of(
+        self, base_model: str, rank_class: int | None, service_tier: ServiceTier = "default"
+    ) -> Prices | None:
+        """The prices of a model in a service tier: those of its rank class, else of the model, else of all models."""
+        found: TenantGrant | ModelPrices = self
         for entry in self.model_prices:
             if entry.base_model == base_model:
                 if entry.rank_class == rank_class:
-                    return entry.prices
+                    found = entry
+                    break
                 if entry.rank_class is None:
-                    found = entry.prices
-        return found
+                    found = entry
+        return found.flex_prices or found.prices if service_tier == "flex" else found.prices

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from core.contracts.grants import ServiceTier
 from core.contracts.replicas import Tier
 
 Outcome = Literal["done", "client_gone", "replica_gone", "timeout", "gateway_gone"]
@@ -48,6 +49,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     ``kv_measured`` it is the gateway's own figure, or, in an estimate, 0.
     ``aborted_prefill_tokens`` is the part of ``input_tokens`` that belongs to sequences which were aborted before their
     first token. Engines' own counters do not contain it. ``rank_class`` is that of the adapter's revision.
+    ``service_tier`` is the tier that was applied, not the one that was asked for.
     """
 
     request_id: str
@@ -74,6 +76,7 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     aborted_prefill_tokens: int = 0
     rank_class: int | None = None
     kv_measured: bool = False
+    service_tier: ServiceTier = "default"
 
 
 CHECKPOINT_TOKENS_MAX: Final = 64

@@ -282,6 +282,7 @@ def _admission(
     )
     wait_limits = WaitLimits(
         wait_s=settings.queue_wait_s,
+        flex_wait_s=settings.queue_flex_wait_s,
         overdue_after_s=settings.queue_overdue_after_s,
         poll_s=settings.queue_poll_ms / 1000,
     )

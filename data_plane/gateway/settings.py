@@ -312,9 +312,10 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, SnapshotVer
         default=128, ge=0, description="Requests of one tenant in the wait queue of one base model."
     )
     queue_wait_s: float = Field(
-        default=10,
-        ge=0,
-        description="How long a request may wait in the queue; refused at once if its turn is further off.",
+        default=10, ge=0, description="How long a request may wait in the queue; refused at once if its turn is later."
+    )
+    queue_flex_wait_s: float = Field(
+        default=120, ge=0, description="How long a flex request may wait in the queue; then it is refused with 429."
     )
     queue_overdue_after_s: float = Field(
         default=2,

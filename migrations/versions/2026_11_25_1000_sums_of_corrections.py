@@ -68,13 +68,13 @@ BEGIN
     exact := NOT r.estimated AND NEW.aborted_prefill_tokens = 0;
     INSERT INTO usage_hours AS h (
         tenant_id, hour, late_from, key_id, base_model, adapter_id, revision_id, rank_class, price_version_id,
-        requests, estimated_requests, input_tokens, cached_tokens, exact_cached_tokens, aborted_prefill_tokens,
-        output_tokens, kv_page_ms, kv_measured_page_ms, uncached_requests, cached_requests, output_requests,
+        service_tier, requests, estimated_requests, input_tokens, cached_tokens, exact_cached_tokens,
+        aborted_prefill_tokens, output_tokens, kv_page_ms, kv_measured_page_ms, uncached_requests, cached_requests, output_requests,
         kv_requests, input_nanos, cached_input_nanos, output_nanos, kv_nanos
     ) VALUES (
         r.tenant_id, date_trunc('hour', r.settled_at, 'UTC'), coalesce(r.late_from, to_timestamp(0)), r.key_id,
         r.base_model, coalesce(r.adapter_id, ''), coalesce(r.revision_id, ''), coalesce(r.rank_class, 0),
-        r.price_version_id,
+        r.price_version_id, r.service_tier,
         sign * (NOT is_rest)::int, sign * r.estimated::int, sign * NEW.input_tokens, sign * NEW.cached_tokens,
         sign * exact::int * NEW.cached_tokens, sign * NEW.aborted_prefill_tokens, sign * NEW.output_tokens,
         sign * NEW.kv_page_ms, sign * r.kv_measured::int * NEW.kv_page_ms,
@@ -85,7 +85,8 @@ BEGIN
         sign * (NEW.kv_page_ms > 0 AND coalesce(estimate.kv_page_ms, 0) = 0)::int,
         sign * NEW.input_nanos, sign * NEW.cached_input_nanos, sign * NEW.output_nanos, sign * NEW.kv_nanos
     ) ON CONFLICT (
-        tenant_id, hour, late_from, key_id, base_model, adapter_id, revision_id, rank_class, price_version_id
+        tenant_id, hour, late_from, key_id, base_model, adapter_id, revision_id, rank_class, price_version_id,
+        service_tier
     ) DO UPDATE SET
         requests = h.requests + excluded.requests,
         estimated_requests = h.estimated_requests + excluded.estimated_requests,
@@ -105,16 +106,18 @@ BEGIN
         output_nanos = h.output_nanos + excluded.output_nanos,
         kv_nanos = h.kv_nanos + excluded.kv_nanos;
     INSERT INTO usage_days AS d (
-        tenant_id, day, key_id, base_model, adapter_id, rank_class, price_version_id, requests, estimated_requests,
-        input_tokens, cached_tokens, aborted_prefill_tokens, output_tokens, kv_page_ms, input_nanos, cached_input_nanos,
-        output_nanos, kv_nanos
+        tenant_id, day, key_id, base_model, adapter_id, rank_class, price_version_id, service_tier, requests,
+        estimated_requests, input_tokens, cached_tokens, aborted_prefill_tokens, output_tokens, kv_page_ms, input_nanos,
+        cached_input_nanos, output_nanos, kv_nanos
     ) VALUES (
         r.tenant_id, date_trunc('day', r.settled_at, 'UTC'), r.key_id, r.base_model, coalesce(r.adapter_id, ''),
-        coalesce(r.rank_class, 0), r.price_version_id, sign * (NOT is_rest)::int, sign * r.estimated::int,
-        sign * NEW.input_tokens, sign * NEW.cached_tokens, sign * NEW.aborted_prefill_tokens, sign * NEW.output_tokens,
-        sign * NEW.kv_page_ms, sign * NEW.input_nanos, sign * NEW.cached_input_nanos, sign * NEW.output_nanos,
-        sign * NEW.kv_nanos
-    ) ON CONFLICT (tenant_id, day, key_id, base_model, adapter_id, rank_class, price_version_id) DO UPDATE SET
+        coalesce(r.rank_class, 0), r.price_version_id, r.service_tier, sign * (NOT is_rest)::int,
+        sign * r.estimated::int, sign * NEW.input_tokens, sign * NEW.cached_tokens,
+        sign * NEW.aborted_prefill_tokens, sign * NEW.output_tokens, sign * NEW.kv_page_ms, sign * NEW.input_nanos,
+        sign * NEW.cached_input_nanos, sign * NEW.output_nanos, sign * NEW.kv_nanos
+    ) ON CONFLICT (
+        tenant_id, day, key_id, base_model, adapter_id, rank_class, price_version_id, service_tier
+    ) DO UPDATE SET
         requests = d.requests + excluded.requests,
         estimated_requests = d.estimated_requests + excluded.estimated_requests,
         input_tokens = d.input_tokens + excluded.input_tokens,

@@ -51,9 +51,9 @@ def assign(candidate: Candidate, query: PlacementQuery, shares: Shares, costs: P
     occupancy = Occupancy(
         candidate.load,
         shares,
-        tenant_id=request.tenant_id,
+        tenant_id=request.share_id,
         weight=request.limits.weight,
-        tier=request.limits.tier,
+        tier=request.tier,
         pages=request.pages(candidate.status.block_tokens),
         prompt_tokens=request.input_tokens if request.call.stream else 0,  # only a stream shows when prefill ends
         adapter=request.adapter,

@@ -97,24 +97,25 @@ class FairQueue(Generic[T]):
         self.requests = 0
         self.tokens = 0
 
-    def push(self, entry: QueueEntry[T]) -> QueueEntry[T] | None:
-        """Add a request. If the queue is full, the request may push out the newest request of the tenant with the most
-        waiting requests for its weight, if that is more than its own tenant would have; the pushed-out entry is
-        returned. Raises WaitQueueFull.
+    def push(self, entry: QueueEntry[T]) -> list[QueueEntry[T]]:
+        """Add a request. If the queue is full, the request may push out requests of lower tiers, or the newest request
+        of the tenant with the most waiting requests for its weight, if that is more than its own tenant would have; the
+        pushed-out entries are returned. Raises WaitQueueFull.
         """
         account = self._accounts.get(entry.tenant_id)
         queued = len(account.waiting) if account else 0
         if queued >= self._bounds.tenant_requests_max:
             raise WaitQueueFull("tenant")
-        pushed_out = None
-        if self._is_full(entry.tokens):
-            pushed_out = self._newest_of_largest(entry, queued)
-            if pushed_out is None:
+        pushed_out: list[QueueEntry[T]] = []
+        while self._is_full(entry.tokens):
+            one_too_few = bool(pushed_out) and pushed_out[-1].tier <= entry.tier
+            candidate = None if one_too_few else self._newest_of_largest(entry, queued)
+            if candidate is None:
+                for each in reversed(pushed_out):
+                    self.put_back(each)
                 raise WaitQueueFull("full")
-            self.remove(pushed_out)
-            if self._is_full(entry.tokens):
-                self.put_back(pushed_out)
-                raise WaitQueueFull("full")
+            self.remove(candidate)
+            pushed_out.append(candidate)
         entry.number = self._arrivals
         self._arrivals += 1
         if account is not None and not account.waiting:  # idle time earns no priority
@@ -177,6 +178,10 @@ class FairQueue(Generic[T]):
                 ahead = behind - (account.counter - least) * unit
                 before += share * account.rate + max(0.0, min(ahead * account.rate, account.tokens))
         return before
+
+    def waiting(self, tier: int) -> int:
+        """How many requests of a tier wait."""
+        return self._tiers[tier]
 
     def has_higher_tier(self, tier: int) -> bool:
         """Whether a request of a higher tier than this waits."""

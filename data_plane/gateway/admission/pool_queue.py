@@ -11,7 +11,7 @@ from typing import Final
 from data_plane.gateway.admission.assignment import Assignment
 from data_plane.gateway.admission.drain_rate import DrainRate
 from data_plane.gateway.admission.fair_queue import FairQueue, QueueBounds
-from data_plane.gateway.api.inference_request import InferenceRequest
+from data_plane.gateway.api.inference_request import FLEX_TIER, InferenceRequest
 from data_plane.gateway.scheduling.fair_share import (
     BacklogBounds,
     GatewayBacklog,
@@ -37,10 +37,11 @@ held recently plus this share of all pages: that lets the pool grow where it can
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitLimits:
     """How long a request may wait in all, how long others may pass it before it is overdue, and the time between two
-    polls of Redis.
+    polls of Redis. ``flex_wait_s`` is how long a flex request may wait; it never becomes overdue.
     """
 
     wait_s: float
+    flex_wait_s: float
     overdue_after_s: float
     poll_s: float
 
@@ -78,9 +79,13 @@ class PoolQueue:
         self.reserved_elsewhere = reserved_by(())
         self.tenants_lacking_pages: Set[str] | None = None  # waiting tenants that lack pages; None is all of them
 
+    def is_ahead_of_all(self, request: InferenceRequest) -> bool:
+        """Whether no request waits here that this one must wait for. All others go ahead of flex requests."""
+        return self.queue.requests == (0 if request.is_flex else self.queue.waiting(FLEX_TIER))
+
     def is_below(self, request: InferenceRequest, pages: int, pages_total: int) -> bool:
         """Whether the request's tenant stays below its fair share of the pool with these pages."""
-        return self.shares.is_below(request.tenant_id, request.limits.weight, pages, pages_total)
+        return self.shares.is_below(request.share_id, request.limits.weight, pages, pages_total)
 
     def allows(self, request: InferenceRequest, pages: int, pages_total: int, *, overdue: bool = False) -> bool:
         """Whether a request may take this many free pages while tenants of other gateways wait for them. Allowed if the
@@ -89,11 +94,13 @@ class PoolQueue:
         """
         if self.gateway_share.allows(self.shares.total, pages, overdue=overdue):
             return True
+        if self.gateway_share.division.tier_least == FLEX_TIER and not request.is_flex:
+            return True  # only flex requests wait there, and they wait for this one
         return not self.is_outranked(request) and self.is_below(request, pages, pages_total)
 
     def is_outranked(self, request: InferenceRequest) -> bool:
         """Whether a higher tier waits here, or waits for pages at another gateway."""
-        tier, gateway_share = request.limits.tier, self.gateway_share
+        tier, gateway_share = request.tier, self.gateway_share
         return self.queue.has_higher_tier(tier) or (gateway_share.bounded and gateway_share.division.tier_least < tier)
 
     def backlog(self, pool: Sequence[Candidate], bounds: BacklogBounds) -> GatewayBacklog:

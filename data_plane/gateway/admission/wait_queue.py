@@ -13,7 +13,7 @@ from typing import Final
 
 from redis.exceptions import RedisError
 
-from core.errors import Unavailable
+from core.errors import AppError, TooManyRequests, Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.admission.assignment import Assignment, assign
 from data_plane.gateway.admission.fair_queue import QueueBounds, QueueEntry, WaitQueueFull, service
@@ -61,7 +61,7 @@ class WaitQueue:
     def goes_first(self, request: InferenceRequest) -> bool:
         """Whether no request waits for the pages that this one would take, here or at another gateway."""
         pool = self._pool(request.base_model)
-        if pool.queue.requests:
+        if not pool.is_ahead_of_all(request):
             return False
         if not pool.gateway_share.bounded:
             return True
@@ -87,33 +87,34 @@ class WaitQueue:
         return assign(candidate, self._query(request), self._pool(request.base_model).shares, self._costs)
 
     def enter(self, request: InferenceRequest) -> QueueEntry[WaitingRequest]:
-        """Enter the queue. Raises Unavailable ``overloaded`` at once where the queue is full, or where it drains too
-        slowly for this request's turn to come in time.
+        """Enter the queue. Raises Unavailable ``overloaded``, or TooManyRequests for a flex request, at once where the
+        queue is full, or where it drains too slowly for this request's turn to come in time.
         """
         loop = asyncio.get_running_loop()
         pool, now = self._pool(request.base_model), loop.time()
-        waiting = WaitingRequest(request, now + self._limits.wait_s, loop.create_future(), now)
+        most_s = self._limits.flex_wait_s if request.is_flex else self._limits.wait_s
+        waiting = WaitingRequest(request, now + most_s, loop.create_future(), now)
         entry = QueueEntry(
-            tenant_id=request.tenant_id, weight=request.limits.weight, tier=request.limits.tier,
+            tenant_id=request.share_id, weight=request.limits.weight, tier=request.tier,
             tokens=request.tokens, service=service(request.input_tokens, request.output_tokens),
             pages=self._pages(request), item=waiting,
         )  # fmt: skip
         ahead = pool.queue.tokens_ahead(entry)
         wait_s, longest_s = pool.drain.wait_s(ahead, now), pool.drain.wait_s_upper_bound(ahead, now)
-        if longest_s is not None and longest_s > self._limits.wait_s:
-            raise self._overloaded("late", wait_s)
+        if longest_s is not None and longest_s > most_s:
+            raise self._overloaded(request, "late", wait_s)
         try:
             pushed_out = pool.queue.push(entry)
         except WaitQueueFull as full:
-            raise self._overloaded(full.reason, wait_s) from None
-        if pushed_out is not None:
-            self._refuse(pool, pushed_out, "pushed_out")
+            raise self._overloaded(request, full.reason, wait_s) from None
+        for each in pushed_out:
+            self._refuse(pool, each, "pushed_out")
         self._queue_changed(request.base_model, pool)
         return entry
 
     async def wait(self, entry: QueueEntry[WaitingRequest]) -> Assignment:
-        """Wait until there seems to be room. Raises Unavailable ``overloaded`` when the request has waited too long, or
-        ClientGone when its caller has disconnected.
+        """Wait until there seems to be room. Raises as ``enter`` when the request has waited too long, or ClientGone
+        when its caller has disconnected.
         """
         waiting = entry.item
         base_model = waiting.request.base_model
@@ -124,7 +125,8 @@ class WaitQueue:
         except TimeoutError:
             self.cancel(entry)
             pool, now = self._pool(base_model), asyncio.get_running_loop().time()
-            raise self._overloaded("aged", pool.drain.wait_s(pool.queue.tokens_ahead(entry), now)) from None
+            wait_s = pool.drain.wait_s(pool.queue.tokens_ahead(entry), now)
+            raise self._overloaded(waiting.request, "aged", wait_s) from None
         except BaseException:
             self.cancel(entry)
             raise
@@ -193,7 +195,8 @@ class WaitQueue:
             waiting = entry.item
             if waiting.assignment.done():
                 continue  # it was cancelled, and is about to leave the queue
-            overdue = waiting.passed_at is not None and now - waiting.passed_at > self._limits.overdue_after_s
+            passed_s = 0.0 if waiting.passed_at is None or waiting.request.is_flex else now - waiting.passed_at
+            overdue = passed_s > self._limits.overdue_after_s
             query = self._query(waiting.request, overdue=overdue)
             if scan.can_skip(entry.tenant_id, query):
                 continue
@@ -249,7 +252,7 @@ class WaitQueue:
     def _query(self, request: InferenceRequest, *, overdue: bool = False) -> PlacementQuery:
         base_model = request.base_model
         pool, pages_total = self._pool(base_model), self._replicas.pages_total(base_model)
-        headroom = not pool.is_outranked(request) and (
+        headroom = not (request.is_flex or pool.is_outranked(request)) and (
             pool.shares.is_idle(request.tenant_id) or pool.is_below(request, self._pages(request), pages_total)
         )
         return PlacementQuery(request, headroom, overdue, self._replicas.failed_by(request.engine_name))
@@ -272,18 +275,21 @@ class WaitQueue:
 
     def _refuse(self, pool: PoolQueue, entry: QueueEntry[WaitingRequest], reason: str) -> None:
         now = asyncio.get_running_loop().time()
-        error = self._overloaded(reason, pool.drain.wait_s(pool.queue.tokens_ahead(entry), now))
+        error = self._overloaded(entry.item.request, reason, pool.drain.wait_s(pool.queue.tokens_ahead(entry), now))
         if not entry.item.assignment.done():
             entry.item.assignment.set_exception(error)
 
-    def _overloaded(self, reason: str, wait_s: float | None) -> Unavailable:
+    def _overloaded(self, request: InferenceRequest, reason: str, wait_s: float | None) -> AppError:
         metrics.QUEUE_REFUSALS.labels(reason).inc()
         expected_s = min(max(wait_s or 0.0, _RETRY_MIN_S), _RETRY_MAX_S)
-        return Unavailable(
-            "All replicas of this model are busy.",
-            code="overloaded",
-            retry_after_s=expected_s * (1 + random.random() * _RETRY_JITTER),  # noqa: S311 - spread, not secrecy
-        )
+        retry_after_s = expected_s * (1 + random.random() * _RETRY_JITTER)  # noqa: S311 - spread, not secrecy
+        if request.is_flex:
+            return TooManyRequests(
+                "No room for a flex request now, and it is not charged. Retry later, or without service_tier.",
+                code="resource_unavailable",
+                retry_after_s=retry_after_s,
+            )
+        return Unavailable("All replicas of this model are busy.", code="overloaded", retry_after_s=retry_after_s)
 
     def _pool(self, base_model: str) -> PoolQueue:
         pool = self._pools.get(base_model)

@@ -30,7 +30,7 @@ ACCEPTED: Final[dict[str, str]] = {
 
 IGNORED: Final[dict[str, str]] = {
     "cache_control": "prefixes are cached without marks, and never across tenants",
-    "service_tier": "there is one tier",
+    "service_tier": "requests of this API are of the default tier",
 }
 
 REFUSED: Final = frozenset(

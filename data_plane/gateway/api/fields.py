@@ -158,7 +158,9 @@ ACCEPTED: Final[dict[str, str]] = {
     "other options are refused; chat only",
     "user": "a session: a weighted alias always gives it the same revision; it is not stored",
     "prompt_cache_key": "like `user`, when that is absent; the prefix cache needs no key and never crosses tenants",
-    "service_tier": 'every value means the default tier; the answer says `"service_tier": "default"`',
+    "service_tier": '`"flex"` waits for all other requests, at the batch factor of the plan\'s prices; every other '
+    'value, and `"flex"` on a plan without a batch factor, means the default tier; the answer names the tier that '
+    "applied",
 }
 """Fields that openai_request.py reads."""
 

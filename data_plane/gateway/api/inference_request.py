@@ -2,13 +2,18 @@
 receives by reference. What a step adds (a reservation, a placement, usage counters) belongs to that step, not here.
 """
 
+from typing import Final
+
 import msgspec
 
 from core import kv_pages
-from core.contracts.grants import Limits
+from core.contracts.grants import Limits, ServiceTier
 from data_plane.gateway.api.model_catalog import Target
 from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.state.authenticate import Caller
+
+FLEX_TIER: Final = 1 << 20
+"""The tier of flex requests in the wait queue: below that of every plan."""
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,7 +22,8 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     ``limits`` are the tenant's limits, narrowed by the key. The engine knows the model as ``engine_name``. Each of the
     call's ``n`` sequences has ``prompt_tokens`` and generates up to ``max_tokens``; where quotas do not allow that
     many, the request accepts a grant of ``min_tokens`` or more. ``affinity`` names the session or the prompt prefix
-    ("" for neither). ``arrived_at`` and ``read_at`` (the end of its body) are monotonic seconds.
+    ("" for neither). ``service_tier`` is the tier that applies, not the one that was asked for. ``arrived_at`` and
+    ``read_at`` (the end of its body) are monotonic seconds.
     """
 
     id: str
@@ -32,6 +38,29 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     affinity: str = ""
     arrived_at: float = 0.0
     read_at: float = 0.0
+    service_tier: ServiceTier = "default"
+
+    @property
+    def is_flex(self) -> bool:
+        """Whether the request waits for all that are not flex."""
+        return self.service_tier == "flex"
+
+    @property
+    def tier(self) -> int:
+        """The tier in the wait queue; a smaller one goes first."""
+        return FLEX_TIER if self.is_flex else self.limits.tier
+
+    @property
+    def share_id(self) -> str:
+        """Whose share of a pool the request takes: the tenant's. Its flex requests count as another tenant's, so that
+        they neither wait with its other requests nor take from their share.
+        """
+        return f"flex {self.tenant_id}" if self.is_flex else self.tenant_id
+
+    @property
+    def shown_tier(self) -> ServiceTier | None:
+        """The tier that the answer names; None where the caller named none."""
+        return self.service_tier if self.call.service_tier is not None else None
 
     @property
     def tenant_id(self) -> str:

@@ -28,7 +28,7 @@ _logprobs = fields.integer(0, 5)
 @dataclass(slots=True, kw_only=True)
 class Call:
     """A caller's parsed request. ``fields`` are forwarded unchanged; the gateway decides the rest. ``session`` is the
-    caller's name for its session, and is not forwarded. With ``tier_asked``, the answer names its service tier.
+    caller's name for its session, and is not forwarded. ``service_tier`` is the tier that it asked for.
     ``max_tokens_param`` is the parameter in which the caller sent ``max_tokens``.
     """
 
@@ -43,7 +43,7 @@ class Call:
     usage_shown: UsageShown
     fields: dict[str, Any]
     session: str = ""
-    tier_asked: bool = False
+    service_tier: str | None = None
     max_tokens_param: str = "max_tokens"
 
 
@@ -189,8 +189,7 @@ def _take_option(call: Call, name: str, value: Any) -> bool:
         case "user" | "prompt_cache_key":
             _take_session(call, name, value)
         case "service_tier":
-            fields.service_tier(name, value)
-            call.tier_asked = True
+            call.service_tier = fields.service_tier(name, value)
         case "logprobs":
             call.fields[name] = fields.boolean(name, value) if call.kind == "chat" else _logprobs(name, value)
         case "top_logprobs" if call.kind == "chat":

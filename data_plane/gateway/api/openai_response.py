@@ -10,9 +10,6 @@ import msgspec
 
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 
-SERVICE_TIER: Final = {"service_tier": "default"}
-"""The field of an answer to a request that named a tier: there is only one."""
-
 _ABSENT: Final = msgspec.Raw()
 _NULL: Final = b"null"
 _COPIED: Final = ("text", "logprobs", "stop_reason")
@@ -97,9 +94,16 @@ def is_aborted(answer: EngineCompletion) -> bool:
 
 
 def for_caller(
-    answer: EngineCompletion, answered: TokenCounts, *, response_id: str, shown_name: str, tier_shown: bool = False
+    answer: EngineCompletion,
+    answered: TokenCounts,
+    *,
+    response_id: str,
+    shown_name: str,
+    service_tier: str | None = None,
 ) -> bytes:
-    """The answer with our id and the caller's name for the model. Its usage is the metered one."""
+    """The answer with our id, the caller's name for the model, and the tier if one is given. Its usage is the metered
+    one.
+    """
     usage: dict[str, Any] = {
         "prompt_tokens": answered.input_tokens,
         "completion_tokens": answered.output_tokens,
@@ -110,7 +114,7 @@ def for_caller(
         {
             "id": response_id, "object": answer.object, "created": answer.created, "model": shown_name,
             "choices": [_shown(choice) for choice in answer.choices], "usage": usage,
-            **(SERVICE_TIER if tier_shown else {}),
+            **({} if service_tier is None else {"service_tier": service_tier}),
         }
     )  # fmt: skip
 

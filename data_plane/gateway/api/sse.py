@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from data_plane.gateway.api.openai_request import UsageShown
-from data_plane.gateway.api.openai_response import SERVICE_TIER, Usage
+from data_plane.gateway.api.openai_response import Usage
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, reported_page_ms
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -69,14 +69,16 @@ class Rewriter:
         usage_shown: UsageShown,
         sequences: int,
         event_max_bytes: int,
-        tier_shown: bool = False,
+        service_tier: str | None = None,
     ) -> None:
         self._response_id = response_id
         self._engine_name = engine_name
         self._usage_shown = usage_shown
         self._sequences = sequences
         self._event_max_bytes = event_max_bytes
-        self._shown: dict[str, Any] = {"model": shown_name, **(SERVICE_TIER if tier_shown else {})}
+        self._shown: dict[str, Any] = {"model": shown_name}
+        if service_tier is not None:
+            self._shown["service_tier"] = service_tier
         self._pending = b""
         self._head = b""  # the common start of this stream's events, up to their choices
         self._head_out = b""

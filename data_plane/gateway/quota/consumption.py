@@ -25,7 +25,7 @@ NOTHING_USED: Final = Used()
 
 def used_by(event: UsageEvent, tenant: TenantGrant) -> Used:
     """The usage that ``event`` counts as. The cost equals what billing charges for it at the same prices."""
-    prices = tenant.prices_of(event.base_model, event.rank_class)
+    prices = tenant.prices_of(event.base_model, event.rank_class, event.service_tier)
     cached = 0 if tenant.limits.count_cached_tokens else event.cached_tokens
     return Used(
         input_tokens=event.input_tokens - cached,
@@ -36,7 +36,7 @@ def used_by(event: UsageEvent, tenant: TenantGrant) -> Used:
 
 def saved_by_cache(event: UsageEvent, tenant: TenantGrant) -> Used:
     """The discount on one prompt token of the event's model that came from a prefix cache."""
-    prices = tenant.prices_of(event.base_model, event.rank_class)
+    prices = tenant.prices_of(event.base_model, event.rank_class, event.service_tier)
     return Used(
         input_tokens=0 if tenant.limits.count_cached_tokens else 1,
         cost_nanos=0 if prices is None else prices.input_nanos - prices.cached_input_nanos,

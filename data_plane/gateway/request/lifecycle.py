@@ -90,7 +90,7 @@ class Lifecycle:
 
     def _allowance(self, request: InferenceRequest) -> Allowance:
         caller = request.caller
-        prices = caller.tenant.prices_of(request.base_model, request.rank_class)
+        prices = caller.tenant.prices_of(request.base_model, request.rank_class, request.service_tier)
         adapter = request.target.adapter
         return allowance(
             caller.tenant,

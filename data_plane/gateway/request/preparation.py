@@ -102,6 +102,7 @@ class Preparation:
         prompt_tokens = await self._counters.count(tenant_id, target.base, call, len(raw))
         await _yield_to_streams()
         limits = caller.limits
+        flex = call.service_tier == "flex" and caller.tenant.flex_prices is not None
         max_tokens = output_ceiling(prompt_tokens, call.max_tokens, limits, target.base)
         return InferenceRequest(
             id=request_id,
@@ -116,6 +117,7 @@ class Preparation:
             affinity=affinity_key(tenant_id, session, call),
             arrived_at=arrived_at,
             read_at=read_at,
+            service_tier="flex" if flex else "default",
         )
 
     def _min_tokens(self, call: Call, max_tokens: int) -> int:

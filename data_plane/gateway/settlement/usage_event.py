@@ -65,6 +65,7 @@ def usage_event(request: InferenceRequest, run: RequestRun, counts: TokenCounts)
         aborted_prefill_tokens=counts.aborted_prefill_tokens,
         rank_class=request.rank_class,
         kv_measured=kv_measured,
+        service_tier=request.service_tier,
     )
 
 

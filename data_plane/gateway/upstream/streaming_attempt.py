@@ -40,7 +40,7 @@ class StreamingAttempt(Attempt):
             usage_shown=call.usage_shown,
             sequences=call.n,
             event_max_bytes=limits.event_max_bytes,
-            tier_shown=call.tier_asked,
+            service_tier=request.shown_tier,
         )
         self._reschedule_at = 0.0  # loop time
 

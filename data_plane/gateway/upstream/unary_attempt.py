@@ -120,7 +120,7 @@ class UnaryAttempt(Attempt):
                 counts,
                 response_id=ID_PREFIXES[request.call.kind] + request.id,
                 shown_name=request.target.shown_name,
-                tier_shown=request.call.tier_asked,
+                service_tier=request.shown_tier,
             ),
         )
 

@@ -178,3 +178,26 @@ def test_the_move_to_sums_cannot_be_undone_once_usage_is_recorded(migrated_data)
     settings = db.PostgresSettings(postgres_dsn=migrated_data.url.render_as_string(hide_password=False))
     with pytest.raises(RuntimeError, match="restore a backup"):
         command.downgrade(alembic_config(settings), "2026_11_23_0940")
+
+
+BEFORE_SERVICE_TIERS = "2026_11_24_1160"
+AMENDED = "SELECT request_id, service_tier, amount_nanos FROM usage_now ORDER BY 1"
+
+
+def test_usage_before_service_tiers_is_of_the_default_tier_and_changes_no_document(migrated_data):
+    settings = db.PostgresSettings(postgres_dsn=migrated_data.url.render_as_string(hide_password=False))
+    config = alembic_config(settings)
+    sums = "SELECT tenant_id, hour, requests, output_nanos FROM usage_hours ORDER BY 1, 2"
+    command.downgrade(config, BEFORE_SERVICE_TIERS)
+    with migrated_data.connect() as connection:
+        before = connection.exec_driver_sql(sums).all()
+        assert before
+        assert "service_tier" not in {each["name"] for each in sa.inspect(connection).get_columns("usage_now")}
+    command.upgrade(config, "head")
+    with migrated_data.connect() as connection:
+        assert connection.exec_driver_sql(sums).all() == before
+        assert set(connection.exec_driver_sql("SELECT service_tier FROM usage_hours").scalars()) == {"default"}
+        assert {row.service_tier for row in connection.exec_driver_sql(AMENDED)} == {"default"}
+        assert "service_tier" in sa.inspect(connection).get_pk_constraint("usage_hours")["constrained_columns"]
+    with unit_of_work(migrated_data) as session:
+        assert verify(session).findings == []

@@ -57,7 +57,7 @@ def test_gateways_know_the_highest_prices_of_all_models_and_of_those_that_differ
     tiers = (GRADUATED, TieredPrice(
         quantity="output_tokens", mode="package", base_model="large", package_units=3, package_nanos=10
     ))  # fmt: skip
-    default, entries = card(models=(model("large", 1_200, rank_class=64),), tiers=tiers).grant_prices()
+    default, _, entries = card(models=(model("large", 1_200, rank_class=64),), tiers=tiers).grant_prices()
     assert default == Prices(**(PRICES | {"output_nanos": 900}))
     assert [(entry.base_model, entry.rank_class, entry.prices.output_nanos) for entry in entries] == [
         ("large", None, 4), ("large", 64, 4),
@@ -103,3 +103,43 @@ def test_a_card_that_contradicts_itself_is_refused_by_field(more, param):
 def test_tiers_that_overlap_or_have_no_end_are_refused(bounds, param):
     tiers = tuple(PriceTier(up_to=bound, unit_price_nanos=1) for bound in bounds)
     assert refusal(card(tiers=(msgspec.structs.replace(GRADUATED, tiers=tiers),))).param == param
+
+
+def test_flex_requests_pay_the_batch_factor_of_every_price():
+    tiers = (GRADUATED, TieredPrice(
+        quantity="output_tokens", mode="package", base_model="large", package_units=3, package_nanos=10
+    ))  # fmt: skip
+    priced = card(tiers=tiers, batch_factor_permille=500)
+    check(priced)
+    flex = priced.held("small", None, "flex")
+    assert flex == Prices(input_nanos=75, cached_input_nanos=37, output_nanos=450, kv_page_second_nanos=500)
+    assert priced.held("large", None, "flex").output_nanos == 2, "a package costs 5, and a third of it at most 2"
+    granted = priced.grant_prices()
+    assert granted.flex_prices == flex
+    assert [entry.flex_prices for entry in granted.model_prices] == [priced.held("large", None, "flex")]
+
+
+def test_a_card_without_a_batch_factor_has_one_price():
+    assert card().held("small", None, "flex") == card().held("small", None)
+    assert card(models=(model("large", 1),)).grant_prices().flex_prices is None
+
+
+@pytest.mark.parametrize("factor", [0, -1, 1_001])
+def test_a_batch_factor_is_a_part_of_the_price(factor):
+    assert refusal(card(batch_factor_permille=factor)).param == "prices.batch_factor_permille"
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"models": (model("large", 1),)}, "prices.models[0].output_nanos"),
+        (
+            {"tiers": (TieredPrice(quantity="output_tokens", mode="package", package_units=1, package_nanos=1),)},
+            "prices.tiers[0].package_nanos",
+        ),
+    ],
+)
+def test_a_batch_factor_that_would_make_something_free_is_refused(more, named):
+    refused = refusal(card(**more, batch_factor_permille=500))
+    assert refused.param == "prices.batch_factor_permille"
+    assert named in refused.message

@@ -9,8 +9,10 @@ import time
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 
 from core import redis_keys
+from core.contracts.grants import Prices
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.gateway.published import Publisher, newest_name
@@ -54,12 +56,13 @@ class Asked(threading.Thread):
         super().__init__()
         self.client, self.options = client, options
         self.error: openai.APIStatusError | None = None
+        self.answer: ChatCompletion | None = None
         self.ended_at = 0.0
         self.start()
 
     def run(self) -> None:
         try:
-            chat(self.client, **{"max_tokens": TOKENS, **self.options})
+            self.answer = chat(self.client, **{"max_tokens": TOKENS, **self.options})
         except openai.APIStatusError as error:
             self.error = error
         self.ended_at = time.monotonic()
@@ -232,3 +235,41 @@ def test_an_adapter_above_the_slots_waits_in_the_gateway_while_others_pass(stack
     finish(stack.witness, streams, third)
     asked = [line["body"]["model"] for line in stack.witness.received()][-4:]
     assert asked == [newest_name(routes["red"]), newest_name(routes["green"]), "tiny-chat", newest_name(routes["blue"])]
+
+
+def test_a_flex_request_waits_for_default_ones_and_pays_the_batch_factor(stack):
+    prices, half = (
+        Prices(input_nanos=0, cached_input_nanos=0, output_nanos=nanos, kv_page_second_nanos=0) for nanos in (600, 300)
+    )
+    tenant = stack.tenant(prices=prices, flex_prices=half)
+    client, since = tenant.sdk(), len(stack.witness.received())
+    streams = fill(client)
+    flex = queued(stack, tenant, client, 1, content="flex", service_tier="flex")
+    others = queued(stack, tenant, client, 2, content="default")
+    for ran in range(3):
+        stack.witness.release(1)
+        reached(stack.witness, since, 3 + ran)
+    contents = [body["messages"][0]["content"] for body in reached(stack.witness, since, 5)]
+    assert contents == ["hi", "hi", "default", "default", "flex"]
+    assert int(tenant.quota()["spend_held_nanos"]) == 600 * TOKENS + 300 * TOKENS, "one of each runs"
+    finish(stack.witness, streams, [*flex, *others])
+    wait_until(tenant.holds_nothing, what="every hold to be given back")
+    events = tenant.events()
+    assert [event.service_tier for event in events] == ["default"] * 4 + ["flex"]
+    assert int(tenant.quota()["spent_nanos"]) == 600 * TOKENS * 4 + 300 * TOKENS
+    assert flex[0].answer.service_tier == "flex"
+
+
+def test_a_flex_request_without_room_in_time_is_refused_and_not_charged(stack, redis_server, tmp_path):
+    free = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
+    tenant = stack.tenant(prices=free, flex_prices=free)
+    with processes.gateway(tmp_path, redis_server, "brief", **SETTINGS | {"queue_flex_wait_s": 0.2}) as gateway:
+        client = tenant.sdk(gateway.url)
+        streams = fill(client)
+        with pytest.raises(openai.RateLimitError) as refused:
+            chat(client, max_tokens=TOKENS, service_tier="flex")
+        assert refused.value.code == "resource_unavailable"
+        assert float(refused.value.response.headers["retry-after"]) >= 1
+        finish(stack.witness, streams)
+        wait_until(tenant.holds_nothing, what="every hold to be given back")
+    assert [event.service_tier for event in tenant.events()] == ["default"] * 2
