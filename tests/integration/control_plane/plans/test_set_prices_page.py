@@ -12,7 +12,7 @@ MODEL = "smollm2-135m-instruct"
 
 def test_every_card_of_the_page_is_accepted_and_shown_as_it_was_sent(api, base):
     cards = [json.loads(text.replace(MODEL, base.id)) for text in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)]
-    assert len(cards) == 3
+    assert len(cards) == 4
     for card in cards:
         plan = api.plan()
         url = f"/api/v1/admin/plans/{plan['id']}/drafts"
