@@ -2,12 +2,13 @@
 revision read records. Reports change nothing and never include another tenant.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Final, get_args
 
 import sqlalchemy as sa
-from sqlalchemy.sql.elements import SQLCoreOperations
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.sql.elements import Grouping, SQLCoreOperations
 from sqlmodel import Session, col, select
 
 from billing.periods import BUCKET_LENGTH, EPOCH, Period, aware, bucket_count, month, month_start
@@ -19,6 +20,7 @@ from core.contracts.replicas import Tier
 from core.contracts.usage import REST, Outcome
 from core.db import database_now
 from core.errors import InvalidRequest
+from core.spend_windows import window_at
 
 _PERCENTILES: Final = {"p50": 50, "p99": 99}
 _OUTCOMES: Final = get_args(Outcome)
@@ -34,11 +36,17 @@ def usage(
     end: datetime,
     bucket: Bucket,
     group_by: GroupBy | None = None,
+    zone: str = "UTC",
 ) -> list[UsageBucket]:
-    """One tenant's usage settled in ``[start, end)``, by UTC bucket and group; buckets without usage are left out."""
+    """One tenant's usage settled in ``[start, end)``, by bucket and group; buckets without usage are left out. Days are
+    those of the IANA time ``zone``, of 23 to 25 hours; minutes and hours are those of UTC.
+    """
     period = _checked(Period(aware(start, "start"), aware(end, "end")), bucket)
-    hourly = bucket != "1m" and group_by != "revision" and all(hour_of(each) == each for each in period)
-    keys, statement = _from_hours(period, bucket, group_by) if hourly else _from_records(period, bucket, group_by)
+    days = _midnights(period, zone) if bucket == "1d" and zone != "UTC" else []
+    hourly = bucket != "1m" and group_by != "revision" and all(hour_of(each) == each for each in (*period, *days[1:]))
+    read = _from_hours if hourly else _from_records
+    at = col(UsageHour.hour) if hourly else col(UsageNow.settled_at)
+    keys, statement = read(period, _bucket_start(at, bucket, days), group_by)
     statement = (
         statement.where(sa.column("tenant_id") == tenant_id).group_by(*keys).order_by(*keys).limit(USAGE_ROWS_MAX + 1)
     )
@@ -72,12 +80,12 @@ def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[
 
 
 def _from_hours(
-    period: Period, bucket: Bucket, group_by: GroupBy | None
+    period: Period, bucket_start: SQLCoreOperations[Any], group_by: GroupBy | None
 ) -> tuple[list[SQLCoreOperations[Any]], sa.Select[Any]]:
     """The keys and the sums of whole hours."""
     adapter_id = sa.func.nullif(col(UsageHour.adapter_id), "").label("adapter_id")
     keys: list[SQLCoreOperations[Any]] = [
-        _bucket_start(col(UsageHour.hour), bucket),
+        bucket_start,
         *_groups(UsageHour, adapter_id, group_by),
     ]
     nanos = col(UsageHour.input_nanos) + col(UsageHour.cached_input_nanos)
@@ -97,11 +105,11 @@ def _from_hours(
 
 
 def _from_records(
-    period: Period, bucket: Bucket, group_by: GroupBy | None
+    period: Period, bucket_start: SQLCoreOperations[Any], group_by: GroupBy | None
 ) -> tuple[list[SQLCoreOperations[Any]], sa.Select[Any]]:
     """The same from the records, for any instants."""
     keys: list[SQLCoreOperations[Any]] = [
-        _bucket_start(col(UsageNow.settled_at), bucket),
+        bucket_start,
         *_groups(UsageNow, col(UsageNow.adapter_id), group_by),
     ]
     statement = (
@@ -118,7 +126,21 @@ def _from_records(
     return keys, statement
 
 
-def _bucket_start(instant: SQLCoreOperations[datetime], bucket: Bucket) -> sa.ColumnElement[datetime]:
+def _midnights(period: Period, zone: str) -> list[datetime]:
+    """The starts of the local days that a period touches, in order."""
+    found = [window_at(zone, "day", period.start).start]
+    while (following := window_at(zone, "day", found[-1]).end) < period.end:
+        found.append(following)
+    return found
+
+
+def _bucket_start(
+    instant: SQLCoreOperations[datetime], bucket: Bucket, days: Sequence[datetime]
+) -> sa.ColumnElement[datetime]:
+    if days:
+        starts = sa.literal(list(days), ARRAY(sa.DateTime(timezone=True)))
+        day: sa.ColumnElement[datetime] = Grouping(starts)[sa.func.width_bucket(instant, starts)]
+        return day.label("start")
     start: sa.ColumnElement[datetime] = sa.func.date_bin(
         BUCKET_LENGTH[bucket], instant, EPOCH, type_=sa.DateTime(timezone=True)
     )
