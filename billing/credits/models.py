@@ -57,12 +57,16 @@ class CreditEntry(SQLModel, table=True):
             "kind = 'lapse' OR (amount_nanos > 0) = (kind IN ('grant', 'return'))", name="only_some_kinds_add"
         ),
         sa.CheckConstraint("balance_nanos >= 0", name="balance_not_negative"),
-        sa.CheckConstraint("(invoice_id IS NULL OR kind IN ('burn', 'return')) AND (invoice_id IS NOT NULL OR kind <> 'return')",
+        sa.CheckConstraint(
+            "(invoice_id IS NULL OR kind IN ('burn', 'return')) AND (invoice_id IS NOT NULL OR kind <> 'return')",
             name="invoice_fits_kind",
         ),
         sa.Index("ix_credit_entries_invoice_id", "invoice_id", postgresql_where=sa.text("invoice_id IS NOT NULL")),
         sa.Index(
-            "uq_credit_entries_returned_once", "invoice_id", "lot_id", unique=True,
+            "uq_credit_entries_returned_once",
+            "invoice_id",
+            "lot_id",
+            unique=True,
             postgresql_where=sa.text("kind = 'return'"),
         ),
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-from sqlmodel import Session, col, select
+from sqlmodel import Session, select
 
 from billing import ledger
 from billing.invoices import settlement

@@ -168,7 +168,7 @@ def test_voids_at_once_with_a_close_give_back_once_and_deadlock_never(stage, wal
     wallet.check()
 
 
-def test_the_database_takes_back_no_more_than_the_invoice_used(stage, wallet):
+def test_the_database_returns_at_most_what_the_invoice_used(stage, wallet):
     tenant = stage.tenant()
     lot = wallet.granted(tenant, 10, kind="promotional")
     wallet.spend(tenant, 3)
