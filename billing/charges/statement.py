@@ -2,11 +2,11 @@
 was used and what the invoice before left. No database.
 
 The order is: usage at list price, included usage and tiers; resources; fees; discounts; the true-up of commitments;
-what a negative invoice before has left.
+what a negative invoice before has left. Only the final invoice of a tenant that has left may be negative.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,8 @@ from billing.charges.resource_charge import ResourceTotal, resource_charge
 from billing.charges.state import PeriodState
 from billing.periods import Period
 from billing.views import PriceView
+
+_FROM_BEFORE: Final = "Credit from the invoice before"
 
 
 class PeriodUse(NamedTuple):
@@ -64,7 +66,10 @@ def state_charges(
     state = msgspec.structs.replace(state, pools=included.pools, discounts=discounted.uses)
     committed = true_up(terms, billed, _sum(lines), state, closing=closing)
     lines += committed.lines
-    carried, credit_nanos = _carry(_sum(lines), state.credit_nanos, closing=closing)
+    if terms.ended is not None and terms.ended <= billed.end:
+        carried, credit_nanos = _pay_out(state.credit_nanos), 0
+    else:
+        carried, credit_nanos = _carry(_sum(lines), state.credit_nanos, closing=closing)
     state = msgspec.structs.replace(committed.state, credit_nanos=credit_nanos)
     return Statement([*lines, *carried], usage_nanos, state)
 
@@ -77,7 +82,12 @@ def _carry(total_nanos: int, credit_nanos: int, *, closing: bool) -> tuple[list[
     taken = min(max(0, total_nanos), credit_nanos)
     if taken == 0:
         return [], credit_nanos
-    return [amount_line("carried", -taken, description="Credit from the invoice before")], credit_nanos - taken
+    return [amount_line("carried", -taken, description=_FROM_BEFORE)], credit_nanos - taken
+
+
+def _pay_out(credit_nanos: int) -> list[DraftInvoiceLine]:
+    """The line that takes all credit off an invoice that none follows. What it lacks below zero is paid back."""
+    return [amount_line("carried", -credit_nanos, description=_FROM_BEFORE)] if credit_nanos else []
 
 
 def _sum(lines: Sequence[DraftInvoiceLine]) -> int:

@@ -103,11 +103,6 @@ def read_balance(session: Session, tenant_id: str) -> CreditBalance:
     )
 
 
-def headroom_nanos(session: Session, tenant_id: str) -> int:
-    """What the tenant may still spend on any model before its credit is used."""
-    return read_open_credit(session, tenant_id).spendable_nanos()
-
-
 def bounds_of(lots: Sequence[BurnableLot]) -> list[datetime]:
     """The instants at which lots begin and end."""
     return [at for lot in lots for at in (lot.effective_from, lot.expires_at) if at is not None]

@@ -1,4 +1,5 @@
-"""Lets an invoice use credit, inside the transaction that closes its period and holds the tenant's subscription.
+"""Lets an invoice use credit, inside the transaction that closes its period and holds the tenant's subscription, and
+returns it when the invoice is voided.
 
 Promotional credit pays before tax, paid credit after it. Both are decided together by the burn order over the whole
 period: where paid credit comes first, promotional credit pays only what is left. Tax is paid by paid credit, in
@@ -12,7 +13,8 @@ from sqlmodel import Session, col, select
 from billing.credits.balance import bounds_of
 from billing.credits.burn_order import BurnableLot, burn, without_rest
 from billing.credits.dated_charges import ChargedLine, charges_of_lines, scaled
-from billing.credits.lot_entries import LotState, burnable, move, open_lots
+from billing.credits.lot_entries import LotState, burnable, move, open_lots, read_lot
+from billing.credits.lots import lapse
 from billing.credits.models import CreditEntry, CreditLot
 from billing.credits.open_usage import read_slices
 from billing.credits.views import CreditUse
@@ -72,6 +74,32 @@ def apply_paid(
     uses = without_rest(burn(paid, due).uses, NANOS_PER_CENT)
     _post(session, states, uses, invoice_id)
     return sum(use.amount_nanos for use in uses) // NANOS_PER_CENT
+
+
+def give_back(session: Session, tenant_id: str, invoice_id: str) -> int:
+    """Return to its lots all credit that an invoice used, because it is voided: paid credit debits receivable,
+    promotional credit debits revenue. The caller holds the tenant's subscription. Returns the whole cents of paid
+    credit. The database refuses a second return.
+
+    What comes back to a lot that has expired lapses at once.
+    """
+    statement = (
+        select(CreditEntry.lot_id, CreditEntry.amount_nanos)
+        .join(CreditLot, col(CreditLot.id) == CreditEntry.lot_id)
+        .where(CreditLot.tenant_id == tenant_id, CreditEntry.kind == "burn", CreditEntry.invoice_id == invoice_id)
+        .order_by(col(CreditEntry.lot_id))
+    )
+    paid_nanos = 0
+    used = session.exec(statement).all()
+    for lot_id, amount_nanos in used:
+        state = read_lot(session, tenant_id=tenant_id, lot_id=lot_id)
+        move(session, state, "return", -amount_nanos, invoice_id=invoice_id)
+        if state.lot.kind == "paid":
+            paid_nanos -= amount_nanos
+    if used:
+        lapse(session, tenant_id)
+    assert paid_nanos % NANOS_PER_CENT == 0, "paid credit pays invoices in whole cents"
+    return paid_nanos // NANOS_PER_CENT
 
 
 def _promotional(

@@ -17,11 +17,13 @@ from core.db import database_now
 from core.errors import NotFound
 from core.ids import new_id
 
-EntryKind = Literal["grant", "burn", "lapse", "refund", "void"]
+EntryKind = Literal["grant", "burn", "return", "lapse", "refund", "void"]
 
 
 class LotState(NamedTuple):
-    """A lot with the sums of its entries. Sums of what left the lot are positive."""
+    """A lot with the sums of its entries. Sums of what left the lot are positive; ``burned_nanos`` is less what voided
+    invoices returned.
+    """
 
     lot: CreditLot
     entries: int
@@ -102,7 +104,8 @@ def _states(session: Session, *conditions: sa.ColumnElement[bool] | bool, limit:
                 sa.cast(sa.func.coalesce(sa.func.sum(moved).filter(which), 0), sa.BigInteger)
                 for which in (
                     sa.true(),
-                    *(col(CreditEntry.kind) == kind for kind in ("burn", "lapse", "refund", "void")),
+                    col(CreditEntry.kind).in_(("burn", "return")),
+                    *(col(CreditEntry.kind) == kind for kind in ("lapse", "refund", "void")),
                 )
             ),
         )
@@ -128,7 +131,10 @@ def _posting(lot: CreditLot, transfer_id: str, kind: EntryKind, amount_nanos: in
             other = AccountRef("breakage" if paid else "promotions")
         case "burn":
             other = AccountRef("receivable" if paid else "usage_unbilled", lot.tenant_id)
+        case "return":  # the usage of a void invoice is not billed again: it is revenue that was not earned
+            other = AccountRef("receivable", lot.tenant_id) if paid else AccountRef("revenue")
     names: dict[EntryKind, ledger.TransferKind] = {
-        "grant": "credit_grant", "burn": "credit_burn", "lapse": "credit_lapse", "refund": "refund", "void": "void",
+        "grant": "credit_grant", "burn": "credit_burn", "return": "void", "lapse": "credit_lapse", "refund": "refund",
+        "void": "void",
     }  # fmt: skip
     return Posting(transfer_id=transfer_id, kind=names[kind], legs=(Leg(own, -amount_nanos), Leg(other, amount_nanos)))

@@ -44,20 +44,31 @@ class CreditLot(SQLModel, table=True):
 
 class CreditEntry(SQLModel, table=True):
     """One movement of a lot. The first one, number 1, is the grant. A ``lapse`` below zero is what the lot lost at its
-    expiry; one above zero gives back what usage of before the expiry, recorded later, needs.
+    expiry; one above zero gives back what usage of before the expiry, recorded later, needs. A ``return`` is the whole
+    ``burn`` of an invoice that was voided, once.
     """
 
     __tablename__ = "credit_entries"
     __table_args__ = (
-        sa.CheckConstraint("kind IN ('grant', 'burn', 'lapse', 'refund', 'void')", name="kind_known"),
+        sa.CheckConstraint("kind IN ('grant', 'burn', 'return', 'lapse', 'refund', 'void')", name="kind_known"),
         sa.CheckConstraint("number > 0 AND (number = 1) = (kind = 'grant')", name="begins_with_the_grant"),
         sa.CheckConstraint("amount_nanos <> 0", name="moves_something"),
         sa.CheckConstraint(
-            "kind = 'lapse' OR (amount_nanos > 0) = (kind = 'grant')", name="only_grants_and_lapses_add"
+            "kind = 'lapse' OR (amount_nanos > 0) = (kind IN ('grant', 'return'))", name="only_some_kinds_add"
         ),
         sa.CheckConstraint("balance_nanos >= 0", name="balance_not_negative"),
-        sa.CheckConstraint("invoice_id IS NULL OR kind = 'burn'", name="invoice_fits_kind"),
+        sa.CheckConstraint(
+            "(invoice_id IS NULL OR kind IN ('burn', 'return')) AND (invoice_id IS NOT NULL OR kind <> 'return')",
+            name="invoice_fits_kind",
+        ),
         sa.Index("ix_credit_entries_invoice_id", "invoice_id", postgresql_where=sa.text("invoice_id IS NOT NULL")),
+        sa.Index(
+            "uq_credit_entries_returned_once",
+            "invoice_id",
+            "lot_id",
+            unique=True,
+            postgresql_where=sa.text("kind = 'return'"),
+        ),
     )
 
     lot_id: str = Field(primary_key=True, foreign_key="credit_lots.id")

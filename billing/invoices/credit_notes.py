@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-from sqlmodel import Session, col, select
+from sqlmodel import Session, select
 
 from billing import ledger
 from billing.invoices import settlement
 from billing.invoices.credit_note_queries import find_note
 from billing.invoices.documents import seal
-from billing.invoices.event_models import CreditNote, CreditNoteTaxLine, InvoiceEvent
-from billing.invoices.events import append, lock_invoice
+from billing.invoices.event_models import CreditNote, CreditNoteTaxLine
+from billing.invoices.events import append, lock_invoice, paid_cents
 from billing.invoices.models import Invoice, InvoiceLine
 from billing.invoices.queries import read_taxes
 from billing.invoices.statuses import EventChange, InvoiceState
@@ -174,7 +174,7 @@ def _parts(session: Session, invoice: Invoice, state: InvoiceState, total_cents:
     rest_cents = total_cents - due_cents
     if to != "refund":
         return _Parts(due_cents, rest_cents, 0)
-    refundable_cents = _paid_in_money(session, invoice.id) - _refunded(session, invoice.id)
+    refundable_cents = paid_cents(session, invoice.id, "stripe", "manual") - _refunded(session, invoice.id)
     if rest_cents > refundable_cents:
         raise Conflict(
             f"to: {rest_cents} cents cannot be refunded; {refundable_cents} cents of this invoice were paid in money "
@@ -183,13 +183,6 @@ def _parts(session: Session, invoice: Invoice, state: InvoiceState, total_cents:
             param="to",
         )
     return _Parts(due_cents, 0, rest_cents)
-
-
-def _paid_in_money(session: Session, invoice_id: str) -> int:
-    statement = select(sa.cast(sa.func.coalesce(sa.func.sum(InvoiceEvent.amount_cents), 0), sa.BigInteger)).where(
-        InvoiceEvent.invoice_id == invoice_id, col(InvoiceEvent.source).in_(("stripe", "manual"))
-    )
-    return session.exec(statement).one()
 
 
 def _refunded(session: Session, invoice_id: str) -> int:

@@ -40,6 +40,14 @@ def read_state(session: Session, invoice_id: str) -> InvoiceState:
     return InvoiceState() if newest is None else state_of(newest)
 
 
+def paid_cents(session: Session, invoice_id: str, *sources: PaymentSource) -> int:
+    """What these sources have paid of an invoice."""
+    total = sa.cast(sa.func.coalesce(sa.func.sum(InvoiceEvent.amount_cents), 0), sa.BigInteger)
+    return session.exec(
+        select(total).where(InvoiceEvent.invoice_id == invoice_id, col(InvoiceEvent.source).in_(sources))
+    ).one()
+
+
 def state_of(event: InvoiceEvent) -> InvoiceState:
     """The state that an event left."""
     return InvoiceState(

@@ -36,6 +36,11 @@ def apply_paid(session: Session, tenant_id: str, invoice_id: str, due_cents: int
     return burning.apply_paid(session, tenant_id, invoice_id, due_cents)
 
 
+def give_back(session: Session, invoice: Invoice) -> int:
+    """Return the credit that a voided invoice used, posted to the ledger. Returns the cents of paid credit."""
+    return burning.give_back(session, invoice.tenant_id, invoice.id)
+
+
 def collect(session: Session, invoice: Invoice, number: str, due_cents: int) -> None:
     """Queue the collection of a final invoice of which something is due."""
     del number, due_cents  # the document has both

@@ -56,7 +56,7 @@ def after(state: InvoiceState, change: EventChange) -> InvoiceState:
         case "credit_note":
             due, credited = due - change.amount_cents, credited + change.credited_cents
         case "void":
-            due, status = 0, "void"
+            due, paid, status = 0, 0, "void"
         case "uncollectible":
             status = "uncollectible"
         case "recovered":

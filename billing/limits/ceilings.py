@@ -13,8 +13,11 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
 from billing.credits.balance import OpenCredit, bounds_of, read_open_credit
+from billing.limits import prepaid
 from billing.limits.models import SpendCeiling, SpendingTerms
 from billing.models import LedgerAccount, LedgerEntry
+from billing.tax.profiles import read_parties
+from billing.tax.sources import own_taxes
 from billing.usage.models import UsageMonth
 from core.db import database_now
 
@@ -29,10 +32,13 @@ class Receivable(NamedTuple):
 
 
 class ComputedCeiling(msgspec.Struct, frozen=True, kw_only=True):
-    """A ceiling with what it was computed from. ``headroom_nanos`` None: no limit."""
+    """A ceiling with what it was computed from. ``usable_nanos`` is what usage may take of the credit, without what is
+    held back for tax. ``headroom_nanos`` None: no limit.
+    """
 
     terms: SpendingTerms
     credit: OpenCredit
+    usable_nanos: int
     charged_nanos: int
     unbilled_nanos: int
     receivable: Receivable
@@ -70,14 +76,16 @@ def compute(session: Session, tenant_id: str) -> ComputedCeiling:
     credit = read_open_credit(session, tenant_id, always=True)
     receivable = _receivable(session, tenant_id)
     unbilled = credit.burned.uncovered_nanos
+    usable = _usable(session, tenant_id, credit)
     headrooms = []
     if terms.mode == "prepaid":
-        headrooms.append(credit.spendable_nanos())
+        headrooms.append(usable)
     if terms.credit_limit_nanos is not None:
         headrooms.append(terms.credit_limit_nanos - unbilled - receivable.amount_nanos)
     return ComputedCeiling(
         terms=terms,
         credit=credit,
+        usable_nanos=usable,
         charged_nanos=_charged(session, tenant_id),
         unbilled_nanos=unbilled,
         receivable=receivable,
@@ -144,13 +152,22 @@ def take_changed(session: Session) -> list[str]:
 def _columns(computed: ComputedCeiling) -> dict[str, object]:
     return {
         "ceiling_nanos": computed.ceiling_nanos,
-        "balance_nanos": computed.credit.spendable_nanos(),
+        "balance_nanos": computed.usable_nanos,
         "unbilled_nanos": computed.unbilled_nanos,
         "receivable_nanos": computed.receivable.amount_nanos,
         "receivable_entries": computed.receivable.entries,
         "recheck_at": computed.recheck_at,
         "computed_at": computed.credit.now,
     }
+
+
+def _usable(session: Session, tenant_id: str, credit: OpenCredit) -> int:
+    """What usage of now may take of the credit. A tenant without credit costs no look at taxes."""
+    if not credit.lots:
+        return 0
+    parties, at = read_parties(session, tenant_id)
+    lots = [state.burnable for state in credit.lots]
+    return prepaid.usable_nanos(lots, credit.burned, own_taxes(session, parties, at), credit.now)
 
 
 def _charged(session: Session, tenant_id: str) -> int:

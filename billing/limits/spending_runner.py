@@ -116,7 +116,7 @@ class SpendingRunner:
         """Buy credit if the tenant has asked for it and it is due. The subscription is held while that is decided, so
         two workers start one payment.
         """
-        asked, balance_nanos = top_up_of(computed.terms), computed.credit.spendable_nanos()
+        asked, balance_nanos = top_up_of(computed.terms), computed.usable_nanos
         if asked is None or self._payments is None or balance_nanos > asked.floor_nanos:
             return
         with unit_of_work(self._engine) as session:
@@ -125,7 +125,7 @@ class SpendingRunner:
             standing = self._payments.standing(session, tenant_id)
             asked = top_up_of(now.terms)
             if asked is not None and top_ups.is_due(
-                asked, standing, balance_nanos=now.credit.spendable_nanos(), now=now.credit.now
+                asked, standing, balance_nanos=now.usable_nanos, now=now.credit.now
             ):
                 self._payments.start(session, tenant_id, asked.amount_cents)
 
@@ -153,7 +153,7 @@ def _balance_alerts(before: SpendCeiling, computed: ComputedCeiling) -> list[thr
     newest = max((state.lot.id for state in computed.credit.lots), default="none")
     return thresholds.balance_alerts(
         before_nanos=before.balance_nanos,
-        after_nanos=computed.credit.spendable_nanos(),
+        after_nanos=computed.usable_nanos,
         floors_nanos=computed.terms.balance_floors_nanos,
         since=newest,
     )

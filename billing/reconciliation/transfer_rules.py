@@ -13,12 +13,15 @@ ACCOUNTS: Final[Mapping[TransferKind, tuple[AccountKind, ...]]] = {
     "credit_note": ("receivable", "bad_debt", "customer_balance", "cash", "revenue", "tax_payable"),
     "payment": ("receivable", "customer_balance", "cash", "credits_paid"),
     "refund": ("customer_balance", "cash", "credits_paid", "credits_promotional", "promotions"),
-    "void": ("receivable", "revenue", "tax_payable", "credits_paid", "credits_promotional", "cash", "promotions"),
+    "void": (
+        "receivable", "customer_balance", "revenue", "tax_payable",
+        "credits_paid", "credits_promotional", "cash", "promotions",
+    ),
     "write_off": ("receivable", "bad_debt"),
     "recovery": ("receivable", "bad_debt"),
     "credit_grant": ("credits_paid", "credits_promotional", "cash", "promotions"),
     "credit_burn": ("credits_paid", "credits_promotional", "usage_unbilled", "receivable"),
     "credit_lapse": ("credits_paid", "credits_promotional", "breakage", "promotions"),
     "balance": ("customer_balance", "receivable"),
-}
+}  # fmt: skip
 """By kind of transfer: every account that may have a leg of it."""

@@ -48,7 +48,12 @@ class OwnRates:
         if parties.seller is None or parties.seller.tax == "none":
             return TaxDecision()
         with unit_of_work(engine) as session:
-            return decide(parties, at.astimezone(UTC).date(), rates_at(session, at))
+            return own_taxes(session, parties, at)
+
+
+def own_taxes(session: Session, parties: Parties, at: datetime) -> TaxDecision:
+    """What ``OwnRates`` decides, in the caller's transaction."""
+    return decide(parties, at.astimezone(UTC).date(), rates_at(session, at))
 
 
 def rates_at(session: Session, at: datetime) -> dict[str, list[RateInForce]]:

@@ -22,6 +22,7 @@ from billing.usage.models import UsageHour
 from billing.usage.resolution import Filters
 from billing.usage.sums import hour_of
 from billing.views import Bucket
+from core.contracts.grants import ServiceTier
 from core.errors import InvalidRequest
 
 Dimension = Literal["model", "project_id", "api_key_id", "service_tier"]
@@ -33,7 +34,7 @@ DIMENSIONS: Final[dict[Dimension, str]] = {
 
 _HOUR: Final = timedelta(hours=1)
 _PRICED: Final = ("price_version_id", "base_model", "rank_class", "service_tier")
-_Priced = tuple[str, str, int, str]
+_Priced = tuple[str, str, int, ServiceTier]
 _COUNTS: Final = (
     "requests", "input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens", "kv_page_ms",
     "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",

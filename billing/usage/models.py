@@ -151,7 +151,9 @@ class UsageHour(SQLModel, table=True):
 
 
 class UsageDay(SQLModel, table=True):
-    """The sums of the hours of one UTC day with the same owner, price and tier, late or not: what reports by the day read."""
+    """The sums of the hours of one UTC day with the same owner, price and tier, late or not. Reports by the day read
+    them.
+    """
 
     __tablename__ = "usage_days"
 

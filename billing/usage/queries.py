@@ -4,12 +4,13 @@ by revision read records. Reports change nothing and never include another tenan
 
 import functools
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Final, get_args
 
 import sqlalchemy as sa
-from sqlalchemy.sql.elements import SQLCoreOperations
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.sql.elements import Grouping, SQLCoreOperations
 from sqlmodel import Session, col, select
 
 from billing.periods import BUCKET_LENGTH, EPOCH, Period, aware, bucket_count, month, month_start
@@ -17,11 +18,13 @@ from billing.settings import USAGE_BUCKETS_MAX, USAGE_ROWS_MAX
 from billing.usage import resolution
 from billing.usage.models import UsageMonth, UsageNow
 from billing.usage.resolution import Filters
+from billing.usage.sums import hour_of
 from billing.views import Bucket, GroupBy, Service, UsageBucket
 from core.contracts.replicas import Tier
 from core.contracts.usage import REST, Outcome
 from core.db import database_now
 from core.errors import InvalidRequest
+from core.spend_windows import window_at
 
 _PERCENTILES: Final = {"p50": 50, "p99": 99}
 _OUTCOMES: Final = get_args(Outcome)
@@ -39,13 +42,17 @@ def usage(
     end: datetime,
     bucket: Bucket,
     group_by: GroupBy | None = None,
+    zone: str = "UTC",
 ) -> list[UsageBucket]:
-    """One tenant's usage settled in ``[start, end)``, by UTC bucket and group; buckets without usage are left out."""
+    """One tenant's usage settled in ``[start, end)``, by bucket and group; buckets without usage are left out. Days are
+    those of the IANA time ``zone``, of 23 to 25 hours; minutes and hours are those of UTC.
+    """
     period = _checked(Period(aware(start, "start"), aware(end, "end")), bucket)
+    days = _midnights(period, zone) if bucket == "1d" and zone != "UTC" else []
     if group_by == "revision":
-        keys, statement = _by_revision(tenant_id, period, bucket)
+        keys, statement = _by_revision(tenant_id, period, bucket, days)
     else:
-        keys, statement = _by_owner(tenant_id, period, bucket, group_by)
+        keys, statement = _by_owner(tenant_id, period, bucket, days, group_by)
     statement = statement.group_by(*keys).order_by(*keys).limit(USAGE_ROWS_MAX + 1)
     rows = session.connection().execute(statement).mappings().all()
     if len(rows) > USAGE_ROWS_MAX:
@@ -77,25 +84,34 @@ def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[
 
 
 def _by_owner(
-    tenant_id: str, period: Period, bucket: Bucket, group_by: GroupBy | None
+    tenant_id: str, period: Period, bucket: Bucket, days: Sequence[datetime], group_by: GroupBy | None
 ) -> tuple[list[SQLCoreOperations[Any]], sa.Select[Any]]:
     """The keys and the sums of usage by bucket and adapter, model, key or nothing."""
-    used = resolution.used(Filters(tenant_id), period, bucket, (*_COUNTED, *_NANOS)).c
+    used = resolution.used(Filters(tenant_id), period, _summed_width(bucket, days), (*_COUNTED, *_NANOS)).c
     groups: dict[GroupBy | None, list[SQLCoreOperations[Any]]] = {
         "adapter": [used.base_model, sa.func.nullif(used.adapter_id, "").label("adapter_id")],
         "base_model": [used.base_model],
         "key": [used.key_id],
     }
-    keys: list[SQLCoreOperations[Any]] = [_bucket_start(used.at, bucket), *groups.get(group_by, ())]
+    keys: list[SQLCoreOperations[Any]] = [_bucket_start(used.at, bucket, days), *groups.get(group_by, ())]
     nanos = (_sum(used[name]) for name in _NANOS)
     amount = functools.reduce(operator.add, nanos)
     return keys, sa.select(*keys, *(_sum(used[name]).label(name) for name in _COUNTED), amount.label("amount_nanos"))
 
 
-def _by_revision(tenant_id: str, period: Period, bucket: Bucket) -> tuple[list[SQLCoreOperations[Any]], sa.Select[Any]]:
+def _summed_width(bucket: Bucket, days: Sequence[datetime]) -> Bucket:
+    """The width of the sums that make buckets. A local day is made of hours, if each begins with an hour of UTC."""
+    if not days:
+        return bucket
+    return "1h" if all(hour_of(each) == each for each in days[1:]) else "1m"
+
+
+def _by_revision(
+    tenant_id: str, period: Period, bucket: Bucket, days: Sequence[datetime]
+) -> tuple[list[SQLCoreOperations[Any]], sa.Select[Any]]:
     """The same by revision, with how it served: from the records, which alone say that."""
     keys: list[SQLCoreOperations[Any]] = [
-        _bucket_start(col(UsageNow.settled_at), bucket),
+        _bucket_start(col(UsageNow.settled_at), bucket, days),
         col(UsageNow.base_model),
         col(UsageNow.adapter_id),
         col(UsageNow.revision_id),
@@ -118,7 +134,21 @@ def _by_revision(tenant_id: str, period: Period, bucket: Bucket) -> tuple[list[S
     return keys, statement
 
 
-def _bucket_start(instant: SQLCoreOperations[datetime], bucket: Bucket) -> sa.ColumnElement[datetime]:
+def _midnights(period: Period, zone: str) -> list[datetime]:
+    """The starts of the local days that a period touches, in order."""
+    found = [window_at(zone, "day", period.start).start]
+    while (following := window_at(zone, "day", found[-1]).end) < period.end:
+        found.append(following)
+    return found
+
+
+def _bucket_start(
+    instant: SQLCoreOperations[datetime], bucket: Bucket, days: Sequence[datetime]
+) -> sa.ColumnElement[datetime]:
+    if days:
+        starts = sa.literal(list(days), ARRAY(sa.DateTime(timezone=True)))
+        day: sa.ColumnElement[datetime] = Grouping(starts)[sa.func.width_bucket(instant, starts)]
+        return day.label("start")
     start: sa.ColumnElement[datetime] = sa.func.date_bin(
         BUCKET_LENGTH[bucket], instant, EPOCH, type_=sa.DateTime(timezone=True)
     )

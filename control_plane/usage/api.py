@@ -61,8 +61,13 @@ class OwnUsage(Controller):
         end: Annotated[datetime | None, QueryParameter(description="End, exclusive. Default: now.")] = None,
         bucket: Annotated[Bucket, QueryParameter(description="Length of one bucket.")] = "1h",
         group_by: Annotated[GroupBy | None, QueryParameter(description="Split each bucket by this field.")] = None,
+        time_zone: Annotated[
+            str, QueryParameter(description="IANA time zone of the days of `1d`, such as `America/New_York`.")
+        ] = "UTC",
     ) -> UsageView:
-        """Get tokens, requests, KV page-seconds and amounts in buckets of UTC time."""
+        """Get tokens, requests, KV page-seconds and amounts in buckets. Minutes and hours are those of UTC, days those
+        of `time_zone`, of 23 to 25 hours where its clock changes.
+        """
         with unit_of_work(reports) as session:
             return service.report(
                 session,
@@ -71,5 +76,6 @@ class OwnUsage(Controller):
                 end=end or clock.now(),
                 bucket=bucket,
                 group_by=group_by,
+                time_zone=time_zone,
                 days_max=web.usage_days_max,
             )

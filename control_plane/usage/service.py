@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 from typing import Final
+from zoneinfo import available_timezones
 
 from sqlmodel import Session
 
@@ -23,11 +24,18 @@ def report(
     end: datetime,
     bucket: Bucket,
     group_by: GroupBy | None,
+    time_zone: str = "UTC",
     days_max: int,
 ) -> UsageView:
-    """The tenant's usage settled in ``[start, end)``, by default of one day. Raises InvalidRequest for naive instants
-    or an invalid range.
+    """The tenant's usage settled in ``[start, end)``, by default of one day. Raises InvalidRequest for naive instants,
+    an invalid range and an unknown time zone.
     """
+    if time_zone not in available_timezones():
+        raise InvalidRequest(
+            f"time_zone is {time_zone[:64]!r}; use a name of the IANA database, such as Europe/Berlin or UTC.",
+            code="unknown_zone",
+            param="time_zone",
+        )
     _require_instant(end, "end")
     if start is None:
         start = end - timedelta(days=1)
@@ -38,7 +46,9 @@ def report(
         raise InvalidRequest(
             f"start: one query may cover at most {days_max} days. Request a shorter range.", param="start"
         )
-    found = usage_queries.usage(session, tenant_id=tenant_id, start=start, end=end, bucket=bucket, group_by=group_by)
+    found = usage_queries.usage(
+        session, tenant_id=tenant_id, start=start, end=end, bucket=bucket, group_by=group_by, zone=time_zone
+    )
     names = {}
     if group_by in ("adapter", "revision"):
         ids = {row.adapter_id for row in found if row.adapter_id is not None}

@@ -18,6 +18,8 @@ from billing.limits.top_ups import TopUpStanding, is_due
 from billing.limits.views import AutoTopUp
 from billing.metering import ActiveTenants
 from billing.subscriptions.ending import end_subscription
+from billing.tax import profiles, sources
+from billing.tax.parties import Seller
 from core.db import unit_of_work
 from core.ids import new_id
 
@@ -64,6 +66,44 @@ def test_a_prepaid_tenant_may_be_charged_at_most_its_credit(stage, wallet, runne
     assert published(stage) == []
     with unit_of_work(stage.engine) as session:
         assert terms.read(session, tenant).headroom_nanos == 47 * DOLLAR
+
+
+def test_a_prepaid_tenant_with_tax_owes_nothing_when_its_ceiling_is_reached(stage, wallet, runner):
+    with unit_of_work(stage.engine) as session:
+        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
+        sources.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
+    tenant = stage.tenant()
+    wallet.granted(tenant, 50)
+    shown = change(stage, tenant, mode="prepaid", balance_floors_nanos=(0,))
+    assert (shown.balance_nanos, shown.headroom_nanos) == (50 * DOLLAR, 42_020_000_000)
+    assert ceiling(stage, tenant) == 42_020_000_000
+    wallet.spend(tenant, 3.0000006)
+    wallet.spend(tenant, 39.0199986)  # within 800 nanodollars, all that is left
+    runner.run_once()
+    assert ceiling(stage, tenant) == 42_020_000_000
+    wallet.spend(tenant, 0.0000006)
+    (invoice,) = stage.close()
+    assert (invoice.net_cents, invoice.total_cents, invoice.amount_due_cents) == (4_202, 5_000, 0)
+    runner.run_once()
+    alerts = stage.rows("SELECT event_type FROM notifications WHERE event_type = 'balance.low'")
+    assert len(alerts) == 1
+    with unit_of_work(stage.engine) as session:
+        assert terms.read(session, tenant).headroom_nanos == 0
+
+
+def test_credit_is_bought_when_what_is_left_is_held_back_for_tax(stage, wallet):
+    with unit_of_work(stage.engine) as session:
+        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
+        sources.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
+    tenant, card = stage.tenant(), Card()
+    wallet.granted(tenant, 50)
+    top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=5_000)
+    change(stage, tenant, mode="prepaid", auto_top_up=top_up)
+    wallet.spend(tenant, 39)
+    SpendingRunner(
+        stage.engine, ActiveTenants(), invoice_now=partial(close_tenant, stage.engine), payments=card
+    ).run_once()
+    assert card.started == [2_500]
 
 
 def test_without_terms_or_credit_there_is_no_ceiling_and_without_credit_a_prepaid_tenant_stops(stage, wallet):

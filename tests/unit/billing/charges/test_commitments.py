@@ -3,6 +3,7 @@
 import pytest
 
 from billing.charges.discounting import DiscountTerms
+from billing.charges.state import PeriodState
 from billing.periods import EPOCH, Period
 from billing.subscriptions.calendar import BillingCalendar
 from tests.fixtures.terms import DECEMBER, DOLLAR, NOVEMBER, amounts, day, state_of, terms, total, used, version
@@ -83,3 +84,15 @@ def test_a_negative_invoice_is_carried_to_the_next():
     december = state_of(agreed, DECEMBER, use, before=november.state)
     assert (amounts(december, "carried"), total(december)) == ([-10 * DOLLAR], 0)
     assert december.state.credit_nanos == 15 * DOLLAR
+
+
+def test_the_final_invoice_is_negative_where_more_is_owed_to_the_tenant_and_leaves_nothing():
+    advance = {"base_fee_when": "advance"}
+    agreed = terms(version(1, base_fee_nanos=50 * DOLLAR, **advance), ended=day(16))
+    final = state_of(agreed, Period(NOVEMBER.start, day(16)))
+    assert (amounts(final, "carried"), total(final), final.state.credit_nanos) == ([], -25 * DOLLAR, 0)
+    before = PeriodState(period_start=NOVEMBER.start, credit_nanos=7 * DOLLAR)
+    for billed in (Period(NOVEMBER.start, day(16)), Period(day(16), NOVEMBER.end)):
+        for closing in (True, False):
+            paid_out = state_of(agreed, billed, before=before, closing=closing)
+            assert (amounts(paid_out, "carried"), paid_out.state.credit_nanos) == ([-7 * DOLLAR], 0)

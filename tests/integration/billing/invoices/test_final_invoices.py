@@ -1,0 +1,111 @@
+"""The final invoice of a tenant that has left: what it paid ahead comes back on it, once, with its tax."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from billing.documents.pdf_maker import PdfMaker
+from billing.documents.settings import DocumentSettings
+from billing.invoices import balance, verification
+from billing.invoices.closing import close_tenant
+from billing.invoices.drafts import read_drafts
+from billing.invoices.queries import read_document
+from billing.invoices.schedule import PeriodSchedule
+from billing.prices.card import PriceCard
+from billing.tax import profiles, sources
+from billing.tax.parties import Seller
+from core.contracts.grants import Prices
+from core.db import unit_of_work
+from core.money import NANOS_PER_DOLLAR as DOLLAR
+from tests.fixtures.money_checks import MoneyChecks
+
+FEE = 30 * DOLLAR
+PRICES = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=600, kv_page_second_nanos=0)
+NO_GRACE = timedelta(0)
+
+
+@pytest.fixture
+def months(stage) -> list[datetime]:
+    """The starts of this month and the two before, oldest first."""
+    now = stage.now()
+    first = now.year * 12 + now.month - 1
+    return [datetime((first - back) // 12, (first - back) % 12 + 1, 1, tzinfo=UTC) for back in (2, 1, 0, -1)]
+
+
+@pytest.fixture
+def tenant(stage, months) -> str:
+    """A tenant that has paid a fee ahead for two months, with 20 % VAT, and left within this month."""
+    with unit_of_work(stage.engine) as session:
+        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
+        sources.add_rate(session, country="DE", name="VAT", rate_ppm=200_000, effective_from=None)
+    card = PriceCard.of_all_models(PRICES)
+    tenant = stage.tenant(card=msgspec.structs.replace(card, base_fee_nanos=FEE, base_fee_when="advance"))
+    stage.change("ALTER TABLE plan_assignments DISABLE TRIGGER USER")
+    stage.change("UPDATE plan_assignments SET created_at = :at WHERE tenant_id = :t", at=months[0], t=tenant)
+    stage.change("ALTER TABLE plan_assignments ENABLE TRIGGER USER")
+    PeriodSchedule(stage.engine, grace=NO_GRACE).run_once()
+    return tenant
+
+
+def leave(stage, tenant: str, months: list[datetime]) -> tuple[datetime, int]:
+    """Close the tenant within this month. Returns when, and the nanodollars of the fee for the rest of the month."""
+    elapsed = (stage.now() - months[2]) / 2
+    ended_at = months[2] + timedelta(seconds=max(1, int(elapsed.total_seconds())))
+    stage.change("UPDATE subscriptions SET ended_at = :at WHERE tenant_id = :t", at=ended_at, t=tenant)
+    seconds = (months[3] - months[2]).total_seconds()
+    return ended_at, FEE - FEE * int((ended_at - months[2]).total_seconds()) // int(seconds)
+
+
+def cents(nanos: int) -> int:
+    return (nanos + 5_000_000) // 10_000_000
+
+
+def test_what_was_paid_ahead_is_on_the_final_invoice_and_in_the_balance_once(stage, tenant, months):
+    checks = MoneyChecks(stage.engine)
+    ended_at, unused = leave(stage, tenant, months)
+    draft = read_drafts(stage.engine, tenant, grace=NO_GRACE)[-1]
+    for _ in range(2):
+        PeriodSchedule(stage.engine, grace=NO_GRACE).run_once()
+        checks.check()
+    *_, final = stage.rows("SELECT id, kind, period_end, amount_nanos FROM invoices ORDER BY period_end")
+    assert (final["kind"], final["period_end"], final["amount_nanos"]) == ("final", ended_at, -unused)
+    with unit_of_work(stage.engine) as session:
+        document = read_document(session, final["id"], tenant_id=tenant)
+        owed_cents = balance.balance_cents(session, tenant)
+        assert verification.verify(session).findings == []
+    net, tax = -cents(unused), -(cents(unused) * 20 + 50) // 100
+    assert abs(document.invoice.tax_cents - tax) <= 1
+    assert (document.invoice.net_cents, document.invoice.status) == (net, "paid")
+    assert (document.invoice.total_cents, owed_cents) == (draft.total_cents, -draft.total_cents)
+    assert [(line.kind, line.amount_nanos) for line in document.lines] == [("proration", -unused)]
+    left = stage.rows("SELECT state FROM period_states ORDER BY period_end DESC LIMIT 1")
+    assert "credit_nanos" not in left[0]["state"]
+    close_tenant(stage.engine, tenant, stage.now())
+    with unit_of_work(stage.engine) as session:
+        assert balance.balance_cents(session, tenant) == owed_cents
+    printed = PdfMaker(DocumentSettings()).invoice(stage.engine, final["id"], tenant_id=tenant)
+    assert printed.content.startswith(b"%PDF")
+
+
+def test_what_earlier_invoices_carried_is_paid_back_too_also_after_the_end(stage, tenant, months):
+    """Such credit was kept before there were negative final invoices; the next close of the tenant pays it back."""
+    ended_at, _ = leave(stage, tenant, months)
+    PeriodSchedule(stage.engine, grace=NO_GRACE).run_once()
+    with unit_of_work(stage.engine) as session:
+        before = balance.balance_cents(session, tenant)
+    stage.change(
+        "INSERT INTO period_states (tenant_id, period_end, state, created_at)"
+        " VALUES (:t, :at, CAST('{\"credit_nanos\": 7000000000}' AS jsonb), now())"
+        " ON CONFLICT (tenant_id, period_end) DO NOTHING",
+        t=tenant, at=ended_at + timedelta(microseconds=1),
+    )  # fmt: skip
+    stage.change(
+        "UPDATE subscriptions SET billed_until = :at WHERE tenant_id = :t",
+        t=tenant, at=ended_at + timedelta(microseconds=1),
+    )  # fmt: skip
+    made = close_tenant(stage.engine, tenant, stage.now())
+    assert (made.kind, made.amount_nanos, made.total_cents) == ("supplementary", -7 * DOLLAR, -840)
+    with unit_of_work(stage.engine) as session:
+        assert balance.balance_cents(session, tenant) == before + 840
+    assert close_tenant(stage.engine, tenant, stage.now()) is None

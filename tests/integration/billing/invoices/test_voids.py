@@ -1,0 +1,197 @@
+"""A void gives back what the invoice had used of the tenant's credit and balance, once, and changes no document."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from billing.credits.lots import void_promotional
+from billing.invoices import balance, verification
+from billing.invoices.credit_notes import issue_credit_note
+from billing.invoices.endings import void_invoice
+from billing.invoices.payments import record_payment
+from billing.invoices.queries import read_document
+from billing.tax import profiles, sources
+from billing.tax.parties import Seller
+from core.db import unit_of_work
+from core.errors import Conflict
+from tests.fixtures.money_checks import MoneyChecks
+from tests.fixtures.wallet import DOLLAR, Wallet
+
+CENT = DOLLAR // 100
+
+
+@pytest.fixture
+def wallet(stage) -> Wallet:
+    return Wallet(stage)
+
+
+@pytest.fixture
+def checks(stage) -> MoneyChecks:
+    """Call it after each act: it also remembers the hashes of documents."""
+    return MoneyChecks(stage.engine)
+
+
+def vat(stage) -> None:
+    with unit_of_work(stage.engine) as session:
+        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
+        sources.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
+
+
+def void(stage, invoice_id: str):
+    with unit_of_work(stage.engine) as session:
+        return void_invoice(session, invoice_id=invoice_id, reason="wrong plan")
+
+
+def test_promotional_credit_comes_back_and_pays_again(stage, wallet, checks):
+    tenant = stage.tenant()
+    gift = wallet.granted(tenant, 10, kind="promotional")
+    wallet.spend(tenant, 30)
+    (invoice,) = stage.close()
+    assert (invoice.amount_nanos, invoice.net_cents, invoice.status) == (30 * DOLLAR, 2_000, "open")
+    checks.check()
+    assert wallet.lot(tenant, gift).balance_nanos == 0
+    void(stage, invoice.id)
+    checks.check()
+    shown = wallet.lot(tenant, gift)
+    assert (shown.balance_nanos, shown.invoiced_nanos, shown.status) == (10 * DOLLAR, 0, "active")
+    assert wallet.account("revenue") == 0
+    assert wallet.account("receivable", tenant) == 0
+    assert wallet.account("credits_promotional", tenant) == -10 * DOLLAR
+    wallet.spend(tenant, 12)
+    (following,) = stage.close()
+    assert following.net_cents == 200
+    checks.check()
+    wallet.check()
+
+
+def test_paid_credit_and_balance_that_paid_a_part_come_back_with_the_tax(stage, wallet, checks):
+    vat(stage)
+    tenant = stage.tenant()
+    gift = wallet.granted(tenant, 3, kind="promotional")
+    paid = wallet.granted(tenant, 5)
+    wallet.spend(tenant, 6)
+    (first,) = stage.close()
+    assert (first.net_cents, first.total_cents, first.paid_cents) == (300, 357, 357)
+    with unit_of_work(stage.engine) as session:
+        issue_credit_note(session, invoice_id=first.id, amount_cents=100, to="balance", reason="agreed")
+    wallet.spend(tenant, 30)
+    (invoice,) = stage.close()
+    assert (invoice.total_cents, invoice.amount_due_cents) == (3_570, 3_570 - 143 - 119)
+    document = read(stage, invoice.id)
+    with unit_of_work(stage.engine) as session:
+        issue_credit_note(session, invoice_id=invoice.id, amount_cents=1_000, to="amount_due", reason="agreed")
+    checks.check()
+    voided = void(stage, invoice.id)
+    checks.check()
+    assert (voided.status, voided.paid_cents, voided.amount_due_cents, voided.credited_cents) == ("void", 0, 0, 1_190)
+    assert wallet.lot(tenant, paid).balance_nanos == 143 * CENT
+    assert wallet.lot(tenant, gift).balance_nanos == 0
+    with unit_of_work(stage.engine) as session:
+        assert balance.balance_cents(session, tenant) == 119
+        assert verification.verify(session).findings == []
+    assert wallet.account("receivable", tenant) == 0
+    assert wallet.account("tax_payable") == -(57 - 19) * CENT
+    assert wallet.account("revenue") == -(600 - 100) * CENT
+    after = read(stage, invoice.id)
+    assert (after.sha256, after.lines, after.credits, after.tax_lines) == (
+        document.sha256, document.lines, document.credits, document.tax_lines,
+    )  # fmt: skip
+
+
+def read(stage, invoice_id: str):
+    with unit_of_work(stage.engine) as session:
+        return read_document(session, invoice_id)
+
+
+@pytest.mark.parametrize(("kind", "account"), [("promotional", "promotions"), ("paid", "breakage")])
+def test_what_comes_back_to_an_expired_lot_lapses_at_once(stage, wallet, checks, kind, account):
+    tenant = stage.tenant()
+    ends = stage.now() + timedelta(seconds=3)
+    lot = wallet.granted(tenant, 10, kind=kind, expires_at=ends)
+    wallet.spend(tenant, 30)
+    (invoice,) = stage.close()
+    assert wallet.lot(tenant, lot).invoiced_nanos == 10 * DOLLAR
+    stage.value("SELECT pg_sleep_until(:ends)::text", ends=ends)
+    void(stage, invoice.id)
+    checks.check()
+    shown = wallet.lot(tenant, lot)
+    assert (shown.balance_nanos, shown.lapsed_nanos, shown.status) == (0, 10 * DOLLAR, "expired")
+    assert wallet.account(f"credits_{kind}", tenant) == 0
+    assert wallet.account(account) == (-10 * DOLLAR if kind == "paid" else 0)
+    assert wallet.lapse(tenant) == 0
+    wallet.spend(tenant, 6, at=ends - timedelta(milliseconds=1))
+    assert wallet.balance(tenant).pending_nanos == 6 * DOLLAR, "usage of before the expiry takes its part back"
+    wallet.check()
+
+
+def test_what_money_paid_is_not_voided_and_nothing_moves(stage, wallet, checks):
+    tenant = stage.tenant()
+    lot = wallet.granted(tenant, 10, kind="promotional")
+    wallet.spend(tenant, 30)
+    (invoice,) = stage.close()
+    with unit_of_work(stage.engine) as session:
+        record_payment(session, invoice_id=invoice.id, amount_cents=1, source="manual", reference="a")
+    with pytest.raises(Conflict, check=lambda error: error.code == "invoice_partly_paid"):
+        void(stage, invoice.id)
+    assert wallet.lot(tenant, lot).balance_nanos == 0
+    checks.check()
+
+
+def test_voids_at_once_with_a_close_give_back_once_and_deadlock_never(stage, wallet, checks):
+    tenant = stage.tenant()
+    lot = wallet.granted(tenant, 10, kind="promotional")
+    wallet.spend(tenant, 30)
+    (invoice,) = stage.close()
+    wallet.spend(tenant, 6)
+    start, results = threading.Barrier(4), []
+
+    def act(do) -> None:
+        start.wait()
+        try:
+            results.append(do())
+        except Conflict as refusal:
+            results.append(refusal.code)
+
+    acts = [*[lambda: void(stage, invoice.id).status] * 3, lambda: len(stage.close())]
+    workers = [threading.Thread(target=act, args=(each,)) for each in acts]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert sorted(results, key=str) == [1, "invoice_not_open", "invoice_not_open", "void"]
+    entries = stage.rows("SELECT kind, amount_nanos FROM credit_entries WHERE kind = 'return'")
+    assert [dict(each) for each in entries] == [{"kind": "return", "amount_nanos": 10 * DOLLAR}]
+    assert wallet.lot(tenant, lot).balance_nanos + wallet.lot(tenant, lot).invoiced_nanos == 10 * DOLLAR
+    checks.check()
+    wallet.check()
+
+
+def test_the_database_returns_at_most_what_the_invoice_used(stage, wallet):
+    tenant = stage.tenant()
+    lot = wallet.granted(tenant, 10, kind="promotional")
+    wallet.spend(tenant, 3)
+    wallet.spend(tenant, 30)
+    (invoice,) = stage.close()
+    void(stage, invoice.id)
+    copied = """
+        INSERT INTO credit_entries SELECT lot_id, number + 1, kind, amount_nanos + :more, balance_nanos + amount_nanos
+            + :more, invoice_id, :transfer, created_at FROM credit_entries WHERE lot_id = :lot AND kind = 'return'
+    """
+    for more in (0, 1):
+        with pytest.raises(IntegrityError):
+            stage.change(copied, more=more, lot=lot, transfer=f"tr_{more}")
+
+
+def test_what_comes_back_to_a_tenant_that_left_is_taken_back(stage, wallet, checks):
+    tenant = stage.tenant()
+    lot = wallet.granted(tenant, 10, kind="promotional")
+    wallet.spend(tenant, 30)
+    (invoice,) = stage.close()
+    void(stage, invoice.id)
+    with unit_of_work(stage.engine) as session:
+        assert void_promotional(session, tenant) == 1
+    shown = wallet.lot(tenant, lot)
+    assert (shown.balance_nanos, shown.voided_nanos) == (0, 10 * DOLLAR)
+    checks.check()
