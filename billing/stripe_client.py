@@ -255,15 +255,19 @@ class StripeAccount:
                 self._api.invoices.finalize_invoice(invoice_id, {"auto_advance": False}, {"idempotency_key": key})
             )
 
-    def pay_invoice(
-        self, invoice_id: str, *, key: str, payment_method: str | None = None, out_of_band: bool = False
-    ) -> StripeInvoice:
-        """Charge an open invoice to a saved card, or mark it paid elsewhere. Raises StripeCardDeclined."""
-        params: given.InvoicePayParams = {"paid_out_of_band": True} if out_of_band else {"off_session": True}
+    def pay_invoice(self, invoice_id: str, *, key: str, payment_method: str | None = None) -> StripeInvoice:
+        """Charge an open invoice to a saved card. Raises StripeCardDeclined."""
+        params: given.InvoicePayParams = {"off_session": True}
         if payment_method is not None:
             params["payment_method"] = payment_method
         with _mapped_errors():
             return StripeInvoice.read(self._api.invoices.pay(invoice_id, params, {"idempotency_key": key}))
+
+    def mark_paid_elsewhere(self, invoice_id: str, *, key: str) -> StripeInvoice:
+        """Mark what remains of an open invoice as paid outside Stripe; nothing is charged."""
+        with _mapped_errors():
+            paid = self._api.invoices.pay(invoice_id, {"paid_out_of_band": True}, {"idempotency_key": key})
+            return StripeInvoice.read(paid)
 
     def void_invoice(self, invoice_id: str, *, key: str) -> StripeInvoice:
         with _mapped_errors():

@@ -107,6 +107,8 @@ class StripeInvoice(_Object, frozen=True, kw_only=True):
     due_cents: int
     paid_cents: int
     remaining_cents: int
+    noted_cents: int  # credited before the payment, so that less was to be paid
+    uncredited_cents: int  # what is left of the total for further credit notes
     number: str | None
     hosted_url: str | None
 
@@ -122,6 +124,10 @@ class StripeInvoice(_Object, frozen=True, kw_only=True):
             due_cents=given.amount_due,
             paid_cents=given.amount_paid,
             remaining_cents=given.amount_remaining,
+            noted_cents=given.pre_payment_credit_notes_amount,
+            uncredited_cents=given.total
+            - given.pre_payment_credit_notes_amount
+            - given.post_payment_credit_notes_amount,
             number=given.number,
             hosted_url=getattr(given, "hosted_invoice_url", None),
         )

@@ -170,6 +170,19 @@ class PushCreditNote(_Operation, frozen=True, kw_only=True):
         return f"note:{self.note_id}"
 
 
+class DeductPayment(_Operation, frozen=True, kw_only=True):
+    """Deduct from a pushed invoice what was paid of it in another way: by hand, from credit or from the balance."""
+
+    payment_id: str
+    invoice_id: str
+    amount_cents: PositiveCents
+    memo: Text
+
+    @property
+    def dedupe_key(self) -> str:
+        return f"deduct:{self.payment_id}"
+
+
 class RefundTopUp(_Operation, frozen=True, kw_only=True):
     """Return the money of a top-up whose credit was taken out of the ledger before."""
 
@@ -202,6 +215,7 @@ Operation = (
     | PushInvoice
     | PayInvoice
     | PushCreditNote
+    | DeductPayment
     | RefundTopUp
     | EndInvoice
 )

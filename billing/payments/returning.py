@@ -4,11 +4,12 @@ operation here only carries out what a credit note or a refund of credit has dec
 
 from sqlmodel import Session, col, select
 
-from billing.payments.collecting import collecting, credit_note
-from billing.payments.models import ReceivedPayment
+from billing.payments.collecting import Collector
+from billing.payments.lowering import collecting, credit_note
+from billing.payments.models import PushedInvoice, ReceivedPayment
 from billing.payments.operations import PushCreditNote, RefundTopUp
 from billing.payments.outcomes import Outcome, QueueStops
-from billing.payments.queue import PaymentQueues
+from billing.payments.queue import Claim, PaymentQueues
 from billing.payments.settlement import record_refund, returned_cents
 from billing.payments.steps import Steps
 from billing.stripe_client import StripeAccount
@@ -19,31 +20,30 @@ from core.db import unit_of_work
 class Returner:
     """Performs the operations that give money back."""
 
-    def __init__(self, account: StripeAccount, queues: PaymentQueues) -> None:
+    def __init__(self, account: StripeAccount, queues: PaymentQueues, collector: Collector) -> None:
         self._account = account
         self._queues = queues
+        self._collector = collector
 
-    def credit(self, steps: Steps, note: PushCreditNote) -> Outcome:
+    def credit(self, claim: Claim, steps: Steps, note: PushCreditNote) -> Outcome:
         """Write a credit note at Stripe, and refund the money if the note says so."""
         with unit_of_work(self._queues.engine) as session:
-            row = collecting(session, note.invoice_id)
+            row, own = collecting(session, note.invoice_id), session.get(PushedInvoice, note.invoice_id)
         if row is None or row.stripe_invoice is None:
+            if note.to != "refund" and own is not None and own.state in ("carried", "ended"):
+                return Outcome(result={"skipped": "the invoice is not collected at Stripe"})
             raise QueueStops("note_without_invoice", f"{note.note_id}: {note.invoice_id} is not collected at Stripe")
         if note.to == "refund":
             return self._refunded(steps, note, row.stripe_invoice)
-        of = row.stripe_invoice
-        status = steps.decide("status", lambda: self._account.invoice(of).status)
+        if note.to == "amount_due":
+            return self._collector.lower(
+                claim, steps, row, our_id=note.note_id, memo=note.memo, most_cents=note.amount_cents
+            )
+        # What a paid invoice is credited is in the tenant's balance with us.
         made = credit_note(
-            self._account,
-            steps,
-            row.stripe_invoice,
-            note.note_id,
-            note.amount_cents,
-            note.memo,
-            # What a paid invoice is credited is in the tenant's balance with us.
-            to="amount_due" if status == "open" else "outside",
+            self._account, steps, row.stripe_invoice, note.note_id, note.amount_cents, note.memo, to="outside"
         )
-        return Outcome(result={"credit_notes": [made]})
+        return Outcome(result={"credit_notes": [] if made is None else [made]})
 
     def refund_top_up(self, steps: Steps, refund: RefundTopUp) -> Outcome:
         """Return the money of a top-up."""
@@ -60,7 +60,8 @@ class Returner:
             our_id = note.note_id if number == 0 else f"{note.note_id}:{number}"
             made = self._refund(steps, intent, our_id, amount_cents)
             refunds.append(made)
-            notes.append(credit_note(self._account, steps, stripe_invoice, our_id, amount_cents, note.memo, to=made))
+            written = credit_note(self._account, steps, stripe_invoice, our_id, amount_cents, note.memo, to=made)
+            notes += [] if written is None else [written]
         result = {"credit_notes": notes, "refunds": [each.id for each in refunds]}
         return Outcome(result=result, effect=lambda session: _record(session, refunds))
 
