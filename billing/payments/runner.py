@@ -54,7 +54,7 @@ class Performer:
     def __init__(self, account: StripeAccount, queues: PaymentQueues, books: Books) -> None:
         self._queues = queues
         self._collector = Collector(account, queues, books)
-        self._returner = Returner(account, queues, self._collector)
+        self._returner = Returner(account, queues, books, self._collector)
         self._pages = Pages(account, books)
 
     def run(self, claim: Claim) -> str:

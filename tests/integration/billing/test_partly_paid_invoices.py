@@ -1,5 +1,5 @@
-"""Invoices of which a part is paid, credited or ended outside Stripe while Stripe collects them: Stripe asks for what is
-still due, and nothing is paid twice or lost.
+"""Invoices of which a part is paid, credited or ended outside Stripe while Stripe collects them. Stripe asks for what
+is still due; nothing is paid twice or lost.
 """
 
 import pytest

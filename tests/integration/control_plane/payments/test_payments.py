@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from pydantic import SecretStr
 
+from billing.credits import lots
 from billing.payments import standings
 from billing.payments.operations import EndInvoice
 from billing.payments.settings import WebhookSettings
@@ -18,6 +19,7 @@ from control_plane.payments.service import StandingChanges
 from control_plane.settings import WebSettings
 from core.db import unit_of_work
 from core.ids import new_id
+from core.money import cents_to_nanos
 from tenora.stripe_simulator.webhooks import signature_header
 from tests.conftest import wait_until
 from tests.fixtures.control_plane.api import Api, control_settings, running_api
@@ -208,6 +210,29 @@ def test_a_wrong_top_up_is_refused_with_the_field_and_nothing_is_written(api, st
     refused = api.tenant().http.post("/api/v1/billing/top-ups", json=URLS | {"amount_cents": 1_000} | changes)
     assert (refused.status_code, refused.json()["param"]) == (400, param)
     assert stage.value("SELECT count(*) FROM payment_queues") == 0
+
+
+def test_credit_that_was_bought_at_stripe_is_refunded_there_and_not_voided(api, stage):
+    tenant = api.tenant()
+    with unit_of_work(stage.engine) as session:
+        lot = lots.grant(
+            session, tenant_id=tenant.id, kind="paid", amount_nanos=cents_to_nanos(2_500), reference="stripe:pi_1"
+        )
+    path = f"/api/v1/admin/tenants/{tenant.id}/credits/{lot.id}"
+    void = api.admin.post(f"{path}/void")
+    assert (void.status_code, void.json()["code"]) == (409, "credit_lot_bought")
+    too_much = api.admin.post(f"{path}/refund", json={"amount_nanos": cents_to_nanos(2_501)})
+    assert (too_much.status_code, too_much.json()["code"]) == (422, "refund_exceeds_unspent")
+    queued = "SELECT content - 'refund_id' AS content FROM payment_operations WHERE kind = 'refund_top_up'"
+    assert stage.rows(queued) == []
+    for _ in range(2):
+        back = api.admin.post(
+            f"{path}/refund", json={"amount_nanos": cents_to_nanos(1_000)}, headers={"idempotency-key": "one"}
+        )
+        assert back.json()["balance_nanos"] == cents_to_nanos(1_500)
+    assert [row["content"] for row in stage.rows(queued)] == [
+        {"kind": "refund_top_up", "payment_intent": "pi_1", "amount_cents": 1_000}
+    ]
 
 
 def test_another_tenants_page_is_not_found(api):
