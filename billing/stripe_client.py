@@ -114,8 +114,7 @@ class StripeAccount:
     def clock_time(self, test_clock: str) -> datetime:
         """The time on a test clock."""
         with _mapped_errors():
-            clock = self._api.test_helpers.test_clocks.retrieve(test_clock)
-            return datetime.fromtimestamp(clock.frozen_time, UTC)
+            return datetime.fromtimestamp(self._api.test_helpers.test_clocks.retrieve(test_clock).frozen_time, UTC)
 
     # Pages on which the owner acts.
 
@@ -168,10 +167,9 @@ class StripeAccount:
 
     def portal_url(self, customer_id: str, *, return_url: str, key: str) -> str:
         """A page on which the owner manages cards; the URL works once and for minutes."""
+        params: given.billing_portal.SessionCreateParams = {"customer": customer_id, "return_url": return_url}
         with _mapped_errors():
-            return self._api.billing_portal.sessions.create(
-                {"customer": customer_id, "return_url": return_url}, {"idempotency_key": key}
-            ).url
+            return self._api.billing_portal.sessions.create(params, {"idempotency_key": key}).url
 
     # Payments without the owner.
 
@@ -368,9 +366,7 @@ class StripeAccount:
                 reasons.append(str(error.user_message))
                 continue
             except (ValueError, AttributeError, TypeError) as error:  # the signature is right, the content is not
-                raise InvalidRequest(
-                    f"the webhook's body is no event: {error}", code="stripe_event_malformed"
-                ) from error
+                raise InvalidRequest(f"the body is no event: {error}", code="stripe_event_malformed") from error
             if livemode != settings.livemode:
                 raise InvalidRequest(
                     f"{read.id} has livemode {livemode}, which TENORA_STRIPE_API_KEY has not",

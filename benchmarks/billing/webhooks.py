@@ -95,8 +95,8 @@ def post_webhooks(
             for process in processes:
                 process.join()
     with engine.connect() as connection:
-        counted = connection.exec_driver_sql("SELECT state, count(*) AS count FROM stripe_events GROUP BY state")
-        states = {str(row.state): int(row.count) for row in counted}
+        counted = connection.exec_driver_sql("SELECT state, count(*) AS events FROM stripe_events GROUP BY state")
+        states = {str(row.state): int(row.events) for row in counted}
         granted = connection.exec_driver_sql(
             "SELECT count(*) FROM credit_lots WHERE reference LIKE 'stripe:%%'"
         ).scalar()

@@ -18,7 +18,7 @@ from billing.stripe_client import StripeAccount
 from billing.stripe_errors import StripeRefused
 from billing.stripe_objects import StripeInvoice, StripeRefund
 
-_LOWERINGS_MAX = 20  # in one operation; each is an amount that became due no more meanwhile
+_LOWERINGS_MAX = 20  # in one operation; each is an amount that stopped being due meanwhile
 
 
 def collecting(session: Session, invoice_id: str) -> PushedInvoice | None:
@@ -74,7 +74,7 @@ def lower(
     most_cents: int,
 ) -> str | None:
     """Write one credit note over what an open invoice asks for beyond ``due``, ``most_cents`` at most. Returns its id;
-    None if there is nothing to lower: Stripe asks for no more than is due, or the invoice is paid or ended.
+    None if there is nothing to lower: Stripe does not ask for more than is due, or the invoice is paid or ended.
     """
     found = account.invoice(stripe_invoice)
     excess_cents = min(found.remaining_cents - due(), most_cents)
@@ -92,7 +92,7 @@ def lower(
 def lower_to_due(
     account: StripeAccount, steps: Steps, stripe_invoice: str, due: Callable[[], int], *, operation_id: str, memo: str
 ) -> StripeInvoice:
-    """Lower an open invoice until it asks for no more than is due, before its payment is attempted. Returns it as it is
+    """Lower an open invoice until it asks for what is due at most, before its payment is attempted. Returns it as it is
     then. Each note is named by what was credited before it, so that one whose answer was lost is not written twice.
     """
     for _ in range(_LOWERINGS_MAX):

@@ -135,6 +135,36 @@ def test_a_webhook_without_a_signature_or_with_one_changed_byte_is_refused(api, 
     assert stage.value("SELECT count(*) FROM stripe_events") == 0
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "", "null", "[]", "{}", '"text"', "{", "\ud800".encode("utf-16", "surrogatepass").decode("latin-1"),
+        {"id": None}, {"id": 7}, {"id": "evt_\0"}, {"type": None}, {"created": "soon"}, {"created": 10**20},
+        {"created": -(10**20)}, {"data": None}, {"data": {}}, {"data": {"object": {}}}, {"data": {"object": [1]}},
+        {"api_version": 3}, {"livemode": None},
+    ],
+)  # fmt: skip
+def test_what_is_signed_and_no_event_is_refused_with_the_reason(api, stage, body):
+    refused = post(api, body if isinstance(body, str) else body_of(**body), SECRET)
+    assert (refused.status_code, refused.json()["code"]) in (
+        (400, "stripe_event_malformed"),
+        (400, "stripe_mode_mismatch"),
+    ), refused.text
+    assert stage.value("SELECT count(*) FROM stripe_events") == 0
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["t=1", "v1=00", "t=soon,v1=00", "t=,v1=", "t=99999999999999999999,v1=00", "=,=,,", "t=1,v1=" + "0" * 9_000],
+)
+def test_a_signature_that_is_none_is_refused(api, stage, header):
+    refused = post(api, body_of(), header=header)
+    assert (refused.status_code, refused.json()["code"], refused.json()["param"]) == (
+        400, "stripe_signature_invalid", "Stripe-Signature",
+    )  # fmt: skip
+    assert stage.value("SELECT count(*) FROM stripe_events") == 0
+
+
 def test_a_webhook_above_the_limit_is_refused(api, stage):
     body = body_of(padding="x" * BYTES_MAX)
     assert post(api, body, SECRET).status_code == 413
