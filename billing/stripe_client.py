@@ -114,8 +114,7 @@ class StripeAccount:
     def clock_time(self, test_clock: str) -> datetime:
         """The time on a test clock."""
         with _mapped_errors():
-            clock = self._api.test_helpers.test_clocks.retrieve(test_clock)
-            return datetime.fromtimestamp(clock.frozen_time, UTC)
+            return datetime.fromtimestamp(self._api.test_helpers.test_clocks.retrieve(test_clock).frozen_time, UTC)
 
     # Pages on which the owner acts.
 
@@ -168,10 +167,9 @@ class StripeAccount:
 
     def portal_url(self, customer_id: str, *, return_url: str, key: str) -> str:
         """A page on which the owner manages cards; the URL works once and for minutes."""
+        params: given.billing_portal.SessionCreateParams = {"customer": customer_id, "return_url": return_url}
         with _mapped_errors():
-            return self._api.billing_portal.sessions.create(
-                {"customer": customer_id, "return_url": return_url}, {"idempotency_key": key}
-            ).url
+            return self._api.billing_portal.sessions.create(params, {"idempotency_key": key}).url
 
     # Payments without the owner.
 
@@ -255,15 +253,19 @@ class StripeAccount:
                 self._api.invoices.finalize_invoice(invoice_id, {"auto_advance": False}, {"idempotency_key": key})
             )
 
-    def pay_invoice(
-        self, invoice_id: str, *, key: str, payment_method: str | None = None, out_of_band: bool = False
-    ) -> StripeInvoice:
-        """Charge an open invoice to a saved card, or mark it paid elsewhere. Raises StripeCardDeclined."""
-        params: given.InvoicePayParams = {"paid_out_of_band": True} if out_of_band else {"off_session": True}
+    def pay_invoice(self, invoice_id: str, *, key: str, payment_method: str | None = None) -> StripeInvoice:
+        """Charge an open invoice to a saved card. Raises StripeCardDeclined."""
+        params: given.InvoicePayParams = {"off_session": True}
         if payment_method is not None:
             params["payment_method"] = payment_method
         with _mapped_errors():
             return StripeInvoice.read(self._api.invoices.pay(invoice_id, params, {"idempotency_key": key}))
+
+    def mark_paid_elsewhere(self, invoice_id: str, *, key: str) -> StripeInvoice:
+        """Mark what remains of an open invoice as paid outside Stripe; nothing is charged."""
+        with _mapped_errors():
+            paid = self._api.invoices.pay(invoice_id, {"paid_out_of_band": True}, {"idempotency_key": key})
+            return StripeInvoice.read(paid)
 
     def void_invoice(self, invoice_id: str, *, key: str) -> StripeInvoice:
         with _mapped_errors():
@@ -367,7 +369,7 @@ def event_from_webhook(settings: StripeSettings, body: bytes, signature: str | N
             reasons.append(str(error.user_message))
             continue
         except (ValueError, AttributeError, TypeError) as error:  # the signature is right, the content is not
-            raise InvalidRequest(f"the webhook's body is no event: {error}", code="stripe_event_malformed") from error
+            raise InvalidRequest(f"the body is no event: {error}", code="stripe_event_malformed") from error
         if livemode != settings.livemode:
             raise InvalidRequest(
                 f"{read.id} has livemode {livemode}; this installation is in Stripe's {settings.mode} mode",

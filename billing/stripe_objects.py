@@ -4,7 +4,7 @@ Amounts are integer cents of ``currency``. ``our_id`` is the id that billing wro
 read from the SDK's object of the same kind, which is ``Any`` here; the contract tests read every one of them.
 """
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, Self
 
 import msgspec
@@ -107,6 +107,8 @@ class StripeInvoice(_Object, frozen=True, kw_only=True):
     due_cents: int
     paid_cents: int
     remaining_cents: int
+    noted_cents: int  # credited before the payment, so that less was to be paid
+    uncredited_cents: int  # what is left of the total for further credit notes
     number: str | None
     hosted_url: str | None
 
@@ -122,6 +124,10 @@ class StripeInvoice(_Object, frozen=True, kw_only=True):
             due_cents=given.amount_due,
             paid_cents=given.amount_paid,
             remaining_cents=given.amount_remaining,
+            noted_cents=given.pre_payment_credit_notes_amount,
+            uncredited_cents=given.total
+            - given.pre_payment_credit_notes_amount
+            - given.post_payment_credit_notes_amount,
             number=given.number,
             hosted_url=getattr(given, "hosted_invoice_url", None),
         )
@@ -212,16 +218,22 @@ class StripeEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, given: Any) -> Self:
+        """Raises ValueError, TypeError or AttributeError for what is no event."""
         subject = given.data.object
-        return cls(
-            id=given.id,
-            type=given.type,
-            created=datetime.fromtimestamp(given.created, UTC),
-            api_version=given.api_version,
-            object_id=getattr(subject, "id", None),
-            object_kind=subject.object,
-            customer=subject.id if subject.object == "customer" else reference(getattr(subject, "customer", None)),
-        )
+        customer = subject.id if subject.object == "customer" else reference(getattr(subject, "customer", None))
+        texts = (given.id, given.type, given.api_version, getattr(subject, "id", None), subject.object, customer)
+        if any("\0" in text for text in texts if text is not None):
+            raise ValueError("a text contains NUL, which Postgres cannot store")
+        read = {
+            "id": given.id,
+            "type": given.type,
+            "created": msgspec.convert(given.created, datetime, strict=False),
+            "api_version": given.api_version,
+            "object_id": getattr(subject, "id", None),
+            "object_kind": subject.object,
+            "customer": customer,
+        }
+        return msgspec.convert(read, cls)
 
 
 def our_id_of(given: Any) -> str | None:

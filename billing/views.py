@@ -1,8 +1,9 @@
 """The values that billing shows to other packages: frozen, with units in their names. Tables stay inside."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -13,6 +14,22 @@ UsageLineKind = Literal["uncached_input_tokens", "cached_input_tokens", "output_
 LineKind = (
     UsageLineKind | ResourceLineKind | Literal["base_fee", "proration", "discount", "coupon", "commitment", "carried"]
 )
+LINE_KINDS_IN_WORDS: Final[Mapping[LineKind, str]] = {
+    "uncached_input_tokens": "Prompt tokens",
+    "cached_input_tokens": "Cached prompt tokens",
+    "output_tokens": "Generated tokens",
+    "kv_page_seconds": "KV page-seconds",
+    "adapter_storage": "Adapter storage",
+    "pinned_slots": "Pinned slots",
+    "cold_loads": "Cold loads",
+    "base_fee": "Base fee",
+    "proration": "Proration",
+    "discount": "Discount",
+    "coupon": "Coupon",
+    "commitment": "Commitment",
+    "carried": "Carried over",
+}
+"""What a line is called on every document and at Stripe."""
 LineUnit = Literal["token", "page_second", "package", "gb_hour", "slot_hour", "load", "amount"]
 InvoiceKind = Literal["period", "threshold", "final", "supplementary"]
 InvoiceStatus = Literal["finalized", "open", "paid", "void", "uncollectible"]

@@ -10,24 +10,9 @@ import msgspec
 from billing.invoices.views import CreditNoteView, InvoiceDocument
 from billing.tax.calculation import TaxLine
 from billing.tax.parties import Buyer, Seller
-from billing.views import InvoiceLineView
+from billing.views import LINE_KINDS_IN_WORDS, InvoiceLineView
 from core.money import NANOS_PER_CENT, format_usd
 
-_KINDS: Final = {
-    "uncached_input_tokens": "Prompt tokens",
-    "cached_input_tokens": "Cached prompt tokens",
-    "output_tokens": "Generated tokens",
-    "kv_page_seconds": "KV page-seconds",
-    "adapter_storage": "Adapter storage",
-    "pinned_slots": "Pinned slots",
-    "cold_loads": "Cold loads",
-    "base_fee": "Base fee",
-    "proration": "Proration",
-    "discount": "Discount",
-    "coupon": "Coupon",
-    "commitment": "Commitment",
-    "carried": "Carried over",
-}
 _SOURCES: Final = {
     "stripe": "Payment",
     "manual": "Payment",
@@ -152,7 +137,7 @@ def _row(line: InvoiceLineView) -> PrintedRow:
 
 
 def _description(line: InvoiceLineView) -> str:
-    parts = [_KINDS.get(line.kind, line.kind.replace("_", " "))]
+    parts = [LINE_KINDS_IN_WORDS[line.kind]]
     if line.description:
         parts.append(line.description)
     if line.base_model is not None:

@@ -42,8 +42,8 @@ def record_payment(
 ) -> InvoiceView:
     """Pay an invoice, once for each ``reference`` of its source. Returns the invoice after it.
 
-    A payment of a written-off invoice recovers it. A surplus goes to the tenant's balance, with a warning. An invoice
-    that is paid in another way than by Stripe is not collected any longer.
+    A payment of a written-off invoice recovers it. A surplus goes to the tenant's balance, with a warning. What is paid
+    in another way than by Stripe is not collected there any longer.
     Raises NotFound for the invoice, InvalidRequest for an amount that is not positive, and Conflict for a reference
     that named another payment, and for more of the tenant's own credit than is due.
     """
@@ -83,8 +83,11 @@ def record_payment(
         surplus_cents=surplus_cents,
         actor=actor,
     )
-    if source != "stripe" and applied_cents and paid.status == "paid":
-        settlement.stop_collecting(session, invoice, "paid_elsewhere")
+    if source != "stripe" and applied_cents:
+        if paid.status == "paid":
+            settlement.stop_collecting(session, invoice, "paid_elsewhere")
+        else:
+            settlement.collect_rest(session, invoice, applied_cents, payment=f"{source}:{reference}")
     return read_invoice(session, invoice_id)
 
 

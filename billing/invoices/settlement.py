@@ -61,6 +61,13 @@ def collect_less(session: Session, note: CreditNote) -> None:
     )
 
 
+def collect_rest(session: Session, invoice: Invoice, paid_cents: int, *, payment: str) -> None:
+    """Queue that a part of an invoice that was paid in another way is not collected."""
+    invoice_collection.deduct(
+        session, tenant_id=invoice.tenant_id, invoice_id=invoice.id, paid_cents=paid_cents, payment=payment
+    )
+
+
 def stop_collecting(
     session: Session, invoice: Invoice, how: Literal["void", "uncollectible", "paid_elsewhere"]
 ) -> None:

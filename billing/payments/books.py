@@ -21,5 +21,13 @@ class Books(Protocol):
     def grant_top_up(self, session: Session, *, tenant_id: str, amount_cents: int, reference: str) -> None:
         """Add paid credit."""
 
+    def write_off(self, session: Session, *, amount_cents: int) -> str:
+        """Book money that Stripe took and no document explains as bad debt; below 0, money that came back. Returns the
+        transfer.
+        """
+
+    def return_to_balance(self, session: Session, *, tenant_id: str, amount_cents: int) -> str:
+        """Put money that could not be returned to the tenant on its balance. Returns the transfer."""
+
     def take_back_top_up(self, session: Session, *, tenant_id: str, amount_cents: int, reference: str) -> int:
         """Take paid credit out again for money that went back; at most what is unspent. Returns the missing cents."""

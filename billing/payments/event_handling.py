@@ -48,22 +48,32 @@ class EventHandler:
         self._clock = clock
 
     def run_once(self) -> int:
-        """Handle the events that are due. Returns their number. One that fails stops no other."""
+        """Handle the events that are due. Returns their number. One that fails stops no other.
+
+        Events of one type about one object are handled together: the object is read after all of them were stored.
+        """
         with unit_of_work(self._engine) as session:
             rows = event_store.claim(session, self._settings.payments_events_batch_max, database_now(session))
+        same: dict[tuple[str | None, ...], list[StripeEventRow]] = {}
         for row in rows:
+            about = (row.type, row.object_kind, row.object_id, row.customer, row.api_version)
+            same.setdefault(about, []).append(row)
+        for events in same.values():
             try:
-                apply = self._read(row)
+                apply = self._read(events[0])
                 with unit_of_work(self._engine) as session:
-                    event_store.finish(session, row.id, apply)
+                    event_store.finish(session, [each.id for each in events], apply)
             except (AppError, DBAPIError, AssertionError) as error:
-                _log.warning("a stripe event was not handled; trying again", event_id=row.id, exc_info=error)
-                reason = error.message if isinstance(error, AppError) else type(error).__name__
-                with unit_of_work(self._engine) as session:
-                    event_store.postpone(
-                        session, row.id, reason, attempts_max=self._settings.payments_event_attempts_max
-                    )
+                self._postpone(events, error)
         return len(rows)
+
+    def _postpone(self, events: list[StripeEventRow], error: AppError | DBAPIError | AssertionError) -> None:
+        reason = error.message if isinstance(error, AppError) else type(error).__name__
+        attempts_max = self._settings.payments_event_attempts_max
+        for row in events:
+            _log.warning("a stripe event was not handled; trying again", event_id=row.id, exc_info=error)
+            with unit_of_work(self._engine) as session:
+                event_store.postpone(session, row.id, reason, attempts_max=attempts_max)
 
     def catch_up(self) -> int:
         """List what Stripe has recorded since the last list, and store what no webhook brought."""
@@ -107,7 +117,7 @@ class EventHandler:
                 return self._card(row.customer, saved=False)
             case "refund":
                 refund = account.refund_of_id(object_id)
-                return lambda session: check_refund(session, refund)
+                return lambda session: check_refund(session, books, refund)
             case "dispute":
                 dispute = account.dispute(object_id)
                 return lambda session: record_dispute(session, books, dispute)

@@ -1,6 +1,6 @@
 """Stores Stripe's events, each once, and hands them to the handler. The route for webhooks only stores."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
@@ -50,7 +50,7 @@ def store(session: Session, events: Iterable[StripeEvent], *, source: Literal["w
     """Store events that are not known. Returns how many were new. Fails closed: an event is stored or an error raised,
     and Stripe sends again what was not stored.
     """
-    now = database_now(session)
+    now = sa.func.clock_timestamp()
     rows = [
         {
             "id": event.id,
@@ -92,17 +92,23 @@ def claim(session: Session, limit: int, now: datetime) -> list[StripeEventRow]:
     return list(rows)
 
 
-def finish(session: Session, event_id: str, apply: Callable[[Session], str | None]) -> None:
-    """Apply an event's effect and mark it, in one transaction. An event that another worker finished is left alone.
-    ``apply`` returns why there was no effect.
+def finish(session: Session, event_ids: Sequence[str], apply: Callable[[Session], str | None]) -> None:
+    """Apply the effect of events about one object and mark them, in one transaction. Events that another worker
+    finished are left alone. ``apply`` returns why there was no effect.
     """
-    row = session.exec(select(StripeEventRow).where(StripeEventRow.id == event_id).with_for_update()).one()
-    if row.state != "stored":
+    rows = session.exec(
+        select(StripeEventRow)
+        .where(col(StripeEventRow.id).in_(event_ids), StripeEventRow.state == "stored")
+        .order_by(col(StripeEventRow.id))
+        .with_for_update()
+    ).all()
+    if not rows:
         return
-    note = apply(session)
-    row.state, row.note, row.handled_at = "handled" if note is None else "ignored", note, database_now(session)
-    session.add(row)
-    metrics.EVENTS.labels(row.state).inc()
+    note, now = apply(session), database_now(session)
+    for row in rows:
+        row.state, row.note, row.handled_at = "handled" if note is None else "ignored", note, now
+        session.add(row)
+        metrics.EVENTS.labels(row.state).inc()
 
 
 def postpone(session: Session, event_id: str, reason: str, *, attempts_max: int) -> None:

@@ -8,16 +8,9 @@ from sqlmodel import Session
 
 from billing.invoices.views import InvoiceDocument
 from billing.payments import outbox
-from billing.payments.operations import EndInvoice, PushCreditNote, PushedLine, PushInvoice
+from billing.payments.operations import DeductPayment, EndInvoice, PushCreditNote, PushedLine, PushInvoice
 from billing.payments.settings import DESCRIPTION_LENGTH_MAX
-from billing.views import InvoiceLineView
-
-_KINDS = {
-    "uncached_input_tokens": "Input tokens",
-    "cached_input_tokens": "Cached input tokens",
-    "output_tokens": "Output tokens",
-    "kv_page_seconds": "KV page-seconds",
-}
+from billing.views import LINE_KINDS_IN_WORDS, InvoiceLineView
 
 
 def push(session: Session, document: InvoiceDocument) -> str | None:
@@ -74,6 +67,13 @@ def push_credit_note(
             outbox.enqueue(session, tenant_id, part)
 
 
+def deduct(session: Session, *, tenant_id: str, invoice_id: str, paid_cents: int, payment: str) -> None:
+    """Queue that a part of an invoice was paid in another way than by Stripe; ``payment`` names it."""
+    memo = f"Paid outside Stripe, {payment}"[:DESCRIPTION_LENGTH_MAX]
+    operation = DeductPayment(payment_id=payment, invoice_id=invoice_id, amount_cents=paid_cents, memo=memo)
+    outbox.enqueue(session, tenant_id, operation)
+
+
 def end(
     session: Session, *, tenant_id: str, invoice_id: str, how: Literal["void", "uncollectible", "paid_elsewhere"]
 ) -> None:
@@ -82,7 +82,7 @@ def end(
 
 
 def _text(line: InvoiceLineView) -> str:
-    words = [line.description or _KINDS.get(line.kind, line.kind.replace("_", " ").capitalize())]
+    words = [line.description or LINE_KINDS_IN_WORDS[line.kind]]
     words += [each for each in (line.base_model, line.adapter_name) if each]
     if line.service_tier is not None:
         words.append(line.service_tier)

@@ -175,14 +175,21 @@ class ReceivedPayment(SQLModel, table=True):
 
 
 class ReturnedPayment(SQLModel, table=True):
-    """Money of a payment that went back, by a refund or a lost dispute, booked once. Insert-only."""
+    """Money of a payment that went back, by a refund or a dispute, written once; negative where it came to us again.
+    ``booked_cents`` of it are booked by the transfer of this row, the rest by a credit note or a refund of credit.
+    """
 
     __tablename__ = "returned_payments"
-    __table_args__ = (sa.CheckConstraint("amount_cents >= 0", name="amount_not_negative"),)
+    __table_args__ = (
+        sa.CheckConstraint("(booked_cents = 0) = (transfer_id IS NULL)", name="transfer_books"),
+        sa.CheckConstraint("abs(booked_cents) <= abs(amount_cents)", name="booked_of_amount"),
+    )
 
     stripe_object: str = Field(primary_key=True, sa_type=sa.Text)
     payment_intent: str = Field(foreign_key="received_payments.payment_intent", index=True, sa_type=sa.Text)
     amount_cents: int = Field(sa_type=sa.BigInteger)
+    booked_cents: int = Field(default=0, sa_type=sa.BigInteger)
+    transfer_id: str | None = Field(default=None, unique=True, sa_type=sa.Text)
     created_at: datetime = Field(sa_type=Instant)
 
 

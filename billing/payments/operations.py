@@ -5,7 +5,7 @@ A stored operation never changes, so that every attempt sends the same parameter
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -13,6 +13,7 @@ from billing.payments.settings import DESCRIPTION_LENGTH_MAX, TOP_UP_CENTS_MAX
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=DESCRIPTION_LENGTH_MAX)]
 Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s]{1,2000}$")]
+_BOUGHT: Final = "stripe:"
 PositiveCents = Annotated[int, msgspec.Meta(ge=1, le=TOP_UP_CENTS_MAX)]
 
 
@@ -170,6 +171,19 @@ class PushCreditNote(_Operation, frozen=True, kw_only=True):
         return f"note:{self.note_id}"
 
 
+class DeductPayment(_Operation, frozen=True, kw_only=True):
+    """Deduct from a pushed invoice what was paid of it in another way: by hand, from credit or from the balance."""
+
+    payment_id: str
+    invoice_id: str
+    amount_cents: PositiveCents
+    memo: Text
+
+    @property
+    def dedupe_key(self) -> str:
+        return f"deduct:{self.payment_id}"
+
+
 class RefundTopUp(_Operation, frozen=True, kw_only=True):
     """Return the money of a top-up whose credit was taken out of the ledger before."""
 
@@ -202,9 +216,20 @@ Operation = (
     | PushInvoice
     | PayInvoice
     | PushCreditNote
+    | DeductPayment
     | RefundTopUp
     | EndInvoice
 )
+
+
+def top_up_reference(payment_intent: str) -> str:
+    """The reference of the credit that a payment bought."""
+    return f"{_BOUGHT}{payment_intent}"
+
+
+def bought_with(reference: str) -> str | None:
+    """The payment intent that bought credit with this reference; None if it was granted in another way."""
+    return reference.removeprefix(_BOUGHT) if reference.startswith(_BOUGHT) else None
 
 
 def encoded(operation: Operation) -> str:

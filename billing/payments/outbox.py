@@ -16,6 +16,7 @@ from billing.payments.operations import (
     CarriedPart,
     ChargeTopUp,
     CreateCustomer,
+    DeductPayment,
     EndInvoice,
     OpenTopUpPage,
     Operation,
@@ -53,7 +54,7 @@ def enqueue(session: Session, tenant_id: str, operation: Operation) -> str | Non
     if isinstance(operation, PushInvoice):
         pushed = _with_carried(session, tenant_id, operation)
         return None if pushed is None else _insert(session, queue, pushed)
-    if isinstance(operation, PushCreditNote | EndInvoice) and not _reaches_stripe(session, operation):
+    if isinstance(operation, PushCreditNote | DeductPayment | EndInvoice) and not _reaches_stripe(session, operation):
         return None
     if isinstance(operation, OpenTopUpPage | ChargeTopUp):
         _add_top_up(session, tenant_id, operation)
@@ -141,7 +142,7 @@ def _with_carried(session: Session, tenant_id: str, push: PushInvoice) -> PushIn
     return whole if is_sent else None
 
 
-def _reaches_stripe(session: Session, operation: PushCreditNote | EndInvoice) -> bool:
+def _reaches_stripe(session: Session, operation: PushCreditNote | DeductPayment | EndInvoice) -> bool:
     """Whether the invoice is collected at Stripe. One that is carried changes here, and nothing is sent."""
     row = session.get(PushedInvoice, operation.invoice_id, with_for_update=True)
     if row is None or row.state == "ended":
@@ -150,7 +151,7 @@ def _reaches_stripe(session: Session, operation: PushCreditNote | EndInvoice) ->
         return True
     if isinstance(operation, EndInvoice):
         row.state = "ended"
-    elif operation.to == "amount_due":
+    elif isinstance(operation, DeductPayment) or operation.to == "amount_due":
         row.amount_cents -= min(row.amount_cents, operation.amount_cents)
         row.state = "carried" if row.amount_cents else "ended"
     session.add(row)

@@ -4,11 +4,14 @@ operation here only carries out what a credit note or a refund of credit has dec
 
 from sqlmodel import Session, col, select
 
-from billing.payments.collecting import collecting, credit_note
-from billing.payments.models import ReceivedPayment
+from billing.payments.alarms import raise_alarm
+from billing.payments.books import Books
+from billing.payments.collecting import Collector
+from billing.payments.lowering import collecting, credit_note
+from billing.payments.models import PushedInvoice, ReceivedPayment
 from billing.payments.operations import PushCreditNote, RefundTopUp
 from billing.payments.outcomes import Outcome, QueueStops
-from billing.payments.queue import PaymentQueues
+from billing.payments.queue import Claim, PaymentQueues
 from billing.payments.settlement import record_refund, returned_cents
 from billing.payments.steps import Steps
 from billing.stripe_client import StripeAccount
@@ -19,31 +22,33 @@ from core.db import unit_of_work
 class Returner:
     """Performs the operations that give money back."""
 
-    def __init__(self, account: StripeAccount, queues: PaymentQueues) -> None:
+    def __init__(self, account: StripeAccount, queues: PaymentQueues, books: Books, collector: Collector) -> None:
         self._account = account
         self._queues = queues
+        self._books = books
+        self._collector = collector
 
-    def credit(self, steps: Steps, note: PushCreditNote) -> Outcome:
+    def credit(self, claim: Claim, steps: Steps, note: PushCreditNote) -> Outcome:
         """Write a credit note at Stripe, and refund the money if the note says so."""
         with unit_of_work(self._queues.engine) as session:
-            row = collecting(session, note.invoice_id)
+            row, own = collecting(session, note.invoice_id), session.get(PushedInvoice, note.invoice_id)
         if row is None or row.stripe_invoice is None:
+            if note.to == "refund":
+                return self._refund_outcome(note, [], [], left_cents=note.amount_cents)
+            if own is not None and own.state in ("carried", "ended"):
+                return Outcome(result={"skipped": "the invoice is not collected at Stripe"})
             raise QueueStops("note_without_invoice", f"{note.note_id}: {note.invoice_id} is not collected at Stripe")
         if note.to == "refund":
             return self._refunded(steps, note, row.stripe_invoice)
-        of = row.stripe_invoice
-        status = steps.decide("status", lambda: self._account.invoice(of).status)
+        if note.to == "amount_due":
+            return self._collector.lower(
+                claim, steps, row, our_id=note.note_id, memo=note.memo, most_cents=note.amount_cents
+            )
+        # What a paid invoice is credited is in the tenant's balance with us.
         made = credit_note(
-            self._account,
-            steps,
-            row.stripe_invoice,
-            note.note_id,
-            note.amount_cents,
-            note.memo,
-            # What a paid invoice is credited is in the tenant's balance with us.
-            to="amount_due" if status == "open" else "outside",
+            self._account, steps, row.stripe_invoice, note.note_id, note.amount_cents, note.memo, to="outside"
         )
-        return Outcome(result={"credit_notes": [made]})
+        return Outcome(result={"credit_notes": [] if made is None else [made]})
 
     def refund_top_up(self, steps: Steps, refund: RefundTopUp) -> Outcome:
         """Return the money of a top-up."""
@@ -52,21 +57,45 @@ class Returner:
         if payment is None:
             raise QueueStops("refund_without_payment", f"{refund.refund_id}: {refund.payment_intent} was not received")
         made = self._refund(steps, refund.payment_intent, refund.refund_id, refund.amount_cents)
-        return Outcome(result={"refunds": [made.id]}, effect=lambda session: _record(session, [made]))
+        return Outcome(result={"refunds": [made.id]}, effect=lambda session: self._record(session, [made]))
 
     def _refunded(self, steps: Steps, note: PushCreditNote, stripe_invoice: str) -> Outcome:
-        refunds, notes = [], []
-        for number, (intent, amount_cents) in enumerate(self._plan(stripe_invoice, note)):
+        refunds, notes = list[StripeRefund](), list[str]()
+        plan, left_cents = self._plan(stripe_invoice, note)
+        for number, (intent, amount_cents) in enumerate(plan):
             our_id = note.note_id if number == 0 else f"{note.note_id}:{number}"
             made = self._refund(steps, intent, our_id, amount_cents)
             refunds.append(made)
-            notes.append(credit_note(self._account, steps, stripe_invoice, our_id, amount_cents, note.memo, to=made))
-        result = {"credit_notes": notes, "refunds": [each.id for each in refunds]}
-        return Outcome(result=result, effect=lambda session: _record(session, refunds))
+            written = credit_note(self._account, steps, stripe_invoice, our_id, amount_cents, note.memo, to=made)
+            notes += [] if written is None else [written]
+        return self._refund_outcome(note, refunds, notes, left_cents=left_cents)
 
-    def _plan(self, stripe_invoice: str, note: PushCreditNote) -> list[tuple[str, int]]:
-        """From which payments how much goes back. The same at every attempt: what this operation returns is recorded
-        when it ends, and no other operation of the tenant runs meanwhile.
+    def _refund_outcome(
+        self, note: PushCreditNote, refunds: list[StripeRefund], notes: list[str], *, left_cents: int
+    ) -> Outcome:
+        """``left_cents`` were not paid at Stripe, so they have to be returned by hand."""
+
+        def effect(session: Session) -> None:
+            self._record(session, refunds)
+            if left_cents:
+                tenant_id = session.exec(
+                    select(PushedInvoice.tenant_id).where(PushedInvoice.invoice_id == note.invoice_id)
+                ).one()
+                raise_alarm(
+                    session,
+                    kind="refund_to_transfer",
+                    tenant_id=tenant_id,
+                    message=f"{note.note_id} refunds {note.amount_cents} cents of {note.invoice_id}, of which "
+                    f"{left_cents} cents were not paid at Stripe. Return them by hand; the books have it.",
+                    dedupe_key=f"refund_to_transfer:{note.note_id}",
+                )
+
+        result = {"credit_notes": notes, "refunds": [each.id for each in refunds], "by_hand_cents": left_cents}
+        return Outcome(result=result, effect=effect)
+
+    def _plan(self, stripe_invoice: str, note: PushCreditNote) -> tuple[list[tuple[str, int]], int]:
+        """From which payments how much goes back, and what is left. The same at every attempt: what this operation
+        returns is recorded when it ends, and no other operation of the tenant runs meanwhile.
         """
         plan, left_cents = [], note.amount_cents
         with unit_of_work(self._queues.engine) as session:
@@ -81,13 +110,7 @@ class Returner:
                 if part > 0:
                     plan.append((payment.payment_intent, part))
                     left_cents -= part
-        if left_cents:
-            raise QueueStops(
-                "refund_without_payment",
-                f"{note.note_id} refunds {note.amount_cents} cents of {note.invoice_id}, of which "
-                f"{note.amount_cents - left_cents} cents were paid at Stripe. Return the rest another way.",
-            )
-        return plan
+        return plan, left_cents
 
     def _refund(self, steps: Steps, intent: str, our_id: str, amount_cents: int) -> StripeRefund:
         made = steps.once(
@@ -97,7 +120,6 @@ class Returner:
         )
         return self._account.refund_of_id(made)
 
-
-def _record(session: Session, refunds: list[StripeRefund]) -> None:
-    for refund in refunds:
-        record_refund(session, refund)
+    def _record(self, session: Session, refunds: list[StripeRefund]) -> None:
+        for refund in refunds:
+            record_refund(session, self._books, refund)

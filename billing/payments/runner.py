@@ -17,6 +17,7 @@ from billing.payments.collecting import Collector
 from billing.payments.operations import (
     ChargeTopUp,
     CreateCustomer,
+    DeductPayment,
     EndInvoice,
     OpenPortal,
     OpenSetupPage,
@@ -53,7 +54,7 @@ class Performer:
     def __init__(self, account: StripeAccount, queues: PaymentQueues, books: Books) -> None:
         self._queues = queues
         self._collector = Collector(account, queues, books)
-        self._returner = Returner(account, queues)
+        self._returner = Returner(account, queues, books, self._collector)
         self._pages = Pages(account, books)
 
     def run(self, claim: Claim) -> str:
@@ -102,9 +103,11 @@ class Performer:
             case PayInvoice() as pay:
                 return self._collector.pay(claim, steps, pay)
             case EndInvoice() as end:
-                return self._collector.end(steps, end)
+                return self._collector.end(claim, steps, end)
+            case DeductPayment() as paid:
+                return self._collector.deduct(claim, steps, paid)
             case PushCreditNote() as note:
-                return self._returner.credit(steps, note)
+                return self._returner.credit(claim, steps, note)
             case RefundTopUp() as refund:
                 return self._returner.refund_top_up(steps, refund)
 

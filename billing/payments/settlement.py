@@ -21,10 +21,12 @@ from billing.payments.models import (
     ReturnedPayment,
     TopUp,
 )
+from billing.payments.operations import top_up_reference
 from billing.stripe_objects import StripeDispute, StripeInvoice, StripePayment, StripeRefund
 from core.db import database_now
 
 _CURRENCY = "usd"
+_FAILED = ("failed", "canceled")  # of a refund
 
 
 def tenant_of(session: Session, customer: str | None) -> str | None:
@@ -66,7 +68,9 @@ def settle_top_up(session: Session, books: Books, payment: StripePayment) -> str
     if not _received(session, payment, top_up.tenant_id, top_up_id=top_up.id):
         return None
     amount_cents = payment.received_cents
-    books.grant_top_up(session, tenant_id=top_up.tenant_id, amount_cents=amount_cents, reference=f"stripe:{payment.id}")
+    books.grant_top_up(
+        session, tenant_id=top_up.tenant_id, amount_cents=amount_cents, reference=top_up_reference(payment.id)
+    )
     if top_up.state == "paid" or amount_cents != top_up.amount_cents:
         raise_alarm(
             session,
@@ -104,78 +108,118 @@ def fail_top_up(session: Session, top_up_id: str, reason: str, *, needs_owner: b
     )
 
 
-def record_refund(session: Session, refund: StripeRefund) -> None:
-    """Note a refund that an operation made, and raise an alarm if it failed."""
+def record_refund(session: Session, books: Books, refund: StripeRefund) -> None:
+    """Note a refund that an operation made, and book it back if it failed."""
     assert refund.payment_intent is not None, "we refund payment intents"
     serialize_decision(session, _going_back(refund.payment_intent))
     _returned(session, refund.id, refund.payment_intent, refund.amount_cents)
-    check_refund(session, refund)
+    check_refund(session, books, refund)
 
 
-def check_refund(session: Session, refund: StripeRefund) -> str | None:
-    """Raise an alarm for a refund that failed or that we did not make. Returns why nothing was done."""
+def check_refund(session: Session, books: Books, refund: StripeRefund) -> str | None:
+    """Book a refund that failed or that we did not make, with an alarm. Returns why nothing was done."""
     payment = session.get(ReceivedPayment, refund.payment_intent) if refund.payment_intent else None
     if payment is None:
         return "the refund is of no payment of ours"
-    if refund.status in ("failed", "canceled"):
-        raise_alarm(
-            session,
-            kind="refund_failed",
-            tenant_id=payment.tenant_id,
-            message=f"{refund.id} over {refund.amount_cents} cents is {refund.status}: the money is with us again, and "
-            "the books say that it was returned. Return it another way.",
-            dedupe_key=f"refund_failed:{refund.id}",
-        )
-    elif refund.our_id is None:
-        serialize_decision(session, _going_back(payment.payment_intent))
-        _returned(session, refund.id, payment.payment_intent, refund.amount_cents)
+    serialize_decision(session, _going_back(payment.payment_intent))
+    intent, cents = payment.payment_intent, refund.amount_cents
+    by_hand = refund.our_id is None
+    if by_hand and refund.status not in _FAILED and _is_new(session, refund.id):
+        _returned(session, refund.id, intent, cents, cents, books.write_off(session, amount_cents=cents))
         raise_alarm(
             session,
             kind="refund_by_hand",
             tenant_id=payment.tenant_id,
-            message=f"{refund.id} over {refund.amount_cents} cents was made at Stripe and is not in the books. Refund "
-            "through credit notes or credits.",
+            message=f"{refund.id} over {cents} cents was made at Stripe; it is booked as bad debt. Refund through "
+            "credit notes or credits.",
             dedupe_key=f"refund_by_hand:{refund.id}",
+        )
+    if refund.status in _FAILED and not _is_new(session, refund.id) and _is_new(session, f"{refund.id}:failed"):
+        booked = (
+            books.write_off(session, amount_cents=-cents)
+            if by_hand
+            else books.return_to_balance(session, tenant_id=payment.tenant_id, amount_cents=cents)
+        )
+        _returned(session, f"{refund.id}:failed", intent, -cents, -cents, booked)
+        where = "it is no bad debt any more" if by_hand else "it is on the tenant's balance"
+        raise_alarm(
+            session,
+            kind="refund_failed",
+            tenant_id=payment.tenant_id,
+            message=f"{refund.id} over {cents} cents is {refund.status}: the money is with us again, and {where}.",
+            dedupe_key=f"refund_failed:{refund.id}",
         )
     return None
 
 
 def record_dispute(session: Session, books: Books, dispute: StripeDispute) -> str | None:
     """A dispute takes credit back as soon as it is opened, and money goes back once only: what was refunded before is
-    not taken again. One that is won is for an admin to book.
+    not taken again. What no unspent credit covers is bad debt. Money of a dispute that is won is with us again.
     """
     payment = session.get(ReceivedPayment, dispute.payment_intent) if dispute.payment_intent else None
     if payment is None:
         return "the dispute is about no payment of ours"
-    if dispute.status in ("won", "prevented", "warning_closed"):
+    serialize_decision(session, _going_back(payment.payment_intent))
+    if dispute.status in ("warning_needs_response", "warning_under_review"):
         raise_alarm(
             session,
-            kind="dispute_won",
+            kind="dispute",
             tenant_id=payment.tenant_id,
-            message=f"{dispute.id} ended as {dispute.status}: book the {dispute.amount_cents} cents again.",
-            dedupe_key=f"dispute_won:{dispute.id}",
+            message=f"{dispute.id} ({dispute.reason}) asks about {payment.payment_intent}: no money went back.",
+            dedupe_key=f"inquiry:{dispute.id}",
         )
         return None
-    serialize_decision(session, _going_back(payment.payment_intent))
-    gone_cents = returned_cents(session, payment.payment_intent) + _queued_cents(session, payment.payment_intent)
-    left_cents = payment.amount_cents - gone_cents
-    taken_cents = max(0, min(dispute.amount_cents, left_cents))
-    if not _returned(session, dispute.id, payment.payment_intent, taken_cents):
+    if dispute.status in ("won", "prevented", "warning_closed"):
+        _end_dispute(session, books, payment, dispute)
         return None
+    if not _is_new(session, dispute.id):
+        return None
+    gone_cents = returned_cents(session, payment.payment_intent) + _queued_cents(session, payment.payment_intent)
+    taken_cents = max(0, min(dispute.amount_cents, payment.amount_cents - gone_cents))
     missing_cents = taken_cents
     if payment.top_up_id is not None and taken_cents:
         missing_cents = books.take_back_top_up(
-            session, tenant_id=payment.tenant_id, amount_cents=taken_cents, reference=f"stripe:{payment.payment_intent}"
+            session,
+            tenant_id=payment.tenant_id,
+            amount_cents=taken_cents,
+            reference=top_up_reference(payment.payment_intent),
         )
+    booked = books.write_off(session, amount_cents=missing_cents) if missing_cents else None
+    _returned(session, dispute.id, payment.payment_intent, taken_cents, missing_cents, booked)
     raise_alarm(
         session,
         kind="dispute",
         tenant_id=payment.tenant_id,
         message=f"{dispute.id} ({dispute.reason}) disputes {dispute.amount_cents} cents of {payment.payment_intent}: "
-        f"{taken_cents} cents go back, {missing_cents} cents of them are not covered by unspent credit.",
+        f"{taken_cents} cents go back, {missing_cents} cents of them are not covered by unspent credit and bad debt.",
         dedupe_key=f"dispute:{dispute.id}",
     )
     return None
+
+
+def _end_dispute(session: Session, books: Books, payment: ReceivedPayment, dispute: StripeDispute) -> None:
+    """Book what a dispute took as come back: what was bad debt is none, what was credit goes to the balance."""
+    taken = session.get(ReturnedPayment, dispute.id)
+    for part, cents in (
+        () if taken is None else (("lost", taken.booked_cents), ("credit", taken.amount_cents - taken.booked_cents))
+    ):
+        name = f"{dispute.id}:won:{part}"
+        if cents and _is_new(session, name):
+            booked = (
+                books.write_off(session, amount_cents=-cents)
+                if part == "lost"
+                else books.return_to_balance(session, tenant_id=payment.tenant_id, amount_cents=cents)
+            )
+            _returned(session, name, payment.payment_intent, -cents, -cents, booked)
+    if taken is not None:
+        raise_alarm(
+            session,
+            kind="dispute_won",
+            tenant_id=payment.tenant_id,
+            message=f"{dispute.id} ended as {dispute.status}: {taken.amount_cents} cents are with us again. "
+            f"{taken.amount_cents - taken.booked_cents} cents of them, which were credit, are on the tenant's balance.",
+            dedupe_key=f"dispute_won:{dispute.id}",
+        )
 
 
 def returned_cents(session: Session, payment_intent: str) -> int:
@@ -263,19 +307,31 @@ def _received(
     return written is not None
 
 
-def _returned(session: Session, stripe_object: str, payment_intent: str, amount_cents: int) -> bool:
-    written = session.execute(
+def _returned(
+    session: Session,
+    stripe_object: str,
+    payment_intent: str,
+    amount_cents: int,
+    booked_cents: int = 0,
+    transfer_id: str | None = None,
+) -> None:
+    session.execute(
         insert(ReturnedPayment)
         .values(
             stripe_object=stripe_object,
             payment_intent=payment_intent,
             amount_cents=amount_cents,
+            booked_cents=booked_cents,
+            transfer_id=transfer_id,
             created_at=database_now(session),
         )
-        .on_conflict_do_nothing()
-        .returning(col(ReturnedPayment.stripe_object))
-    ).first()
-    return written is not None
+        .on_conflict_do_nothing(index_elements=["stripe_object"])
+    )
+
+
+def _is_new(session: Session, stripe_object: str) -> bool:
+    """Whether nothing is booked for it. The caller holds the decision about its payment."""
+    return session.get(ReturnedPayment, stripe_object) is None
 
 
 def _is_usd(session: Session, payment: StripePayment, tenant_id: str) -> bool:

@@ -65,6 +65,11 @@ class Steps:
             raise
         return self._end(name, made.id)
 
+    def has_begun(self, name: str) -> bool:
+        """Whether the call may have been made."""
+        with unit_of_work(self._queues.engine) as session:
+            return self._read(session, name) is not None
+
     def known(self, name: str) -> str | None:
         """What an earlier attempt, or an admin, has decided."""
         with unit_of_work(self._queues.engine) as session:

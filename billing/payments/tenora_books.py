@@ -2,9 +2,13 @@
 
 from sqlmodel import Session
 
+from billing import ledger
 from billing.credits import lots
 from billing.invoices import payments
+from billing.invoices.events import lock_invoices
 from billing.invoices.queries import read_invoice
+from billing.ledger import AccountRef, Leg, Posting, TransferKind
+from core.ids import new_id
 from core.money import cents_to_nanos
 
 
@@ -29,6 +33,25 @@ class TenoraBooks:
             session, tenant_id=tenant_id, kind="paid", amount_nanos=cents_to_nanos(amount_cents), reference=reference
         )
 
+    def write_off(self, session: Session, *, amount_cents: int) -> str:
+        """Book money that Stripe took as bad debt; below 0, money that came back. Returns the transfer."""
+        nanos = cents_to_nanos(amount_cents)
+        kind: TransferKind = "write_off" if nanos > 0 else "recovery"
+        return _post(session, kind, AccountRef("bad_debt"), nanos)
+
+    def return_to_balance(self, session: Session, *, tenant_id: str, amount_cents: int) -> str:
+        """Put money that could not be returned on the tenant's balance. Returns the transfer."""
+        lock_invoices(session, tenant_id)
+        return _post(session, "refund", AccountRef("customer_balance", tenant_id), -cents_to_nanos(amount_cents))
+
     def take_back_top_up(self, session: Session, *, tenant_id: str, amount_cents: int, reference: str) -> int:
         """Take unspent credit out because its payment went back. Returns the cents that are spent already."""
         return lots.take_back(session, tenant_id=tenant_id, reference=reference, amount_cents=amount_cents)
+
+
+def _post(session: Session, kind: TransferKind, account: AccountRef, nanos: int) -> str:
+    """Move money between an account and the platform's cash: above 0, out of it."""
+    legs = (Leg(account, nanos), Leg(AccountRef("cash"), -nanos))
+    posting = Posting(transfer_id=new_id("tr"), kind=kind, legs=legs)
+    ledger.post(session, posting)
+    return posting.transfer_id

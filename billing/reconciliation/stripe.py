@@ -1,43 +1,119 @@
-"""Compares what arrived at Stripe for invoices with what is booked for them. It makes no call to Stripe, because a run
-must not depend on it.
+"""Compares the platform's cash with what moved it: each cent came from or went to Stripe, or was booked by hand. It
+makes no call to Stripe, because a run must not depend on it: its objects are rows, written as Stripe reported them.
 
-A tenant's received payments are what Stripe reported of each payment; the events of its invoices are what was booked.
-What waits to be collected together with a later invoice is neither.
+A payment by hand, credit that an admin granted or refunded, and a refund of money that was not paid at Stripe explain
+themselves. All else must be the same in the books and at Stripe. Refunds that wait in a queue are not at Stripe yet.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.reconciliation.differences import Difference
+from billing.reconciliation.differences import Difference, DifferenceUnit
+from core.money import NANOS_PER_CENT
 
-_TENANTS: Final = sa.text("""
-WITH received AS (
-    SELECT tenant_id, sum(amount_cents)::bigint AS cents FROM received_payments
-    WHERE stripe_invoice IS NOT NULL GROUP BY tenant_id
-), booked AS (
-    SELECT i.tenant_id, sum(e.amount_cents + e.surplus_cents)::bigint AS cents
-    FROM invoice_events e JOIN invoices i ON i.id = e.invoice_id
-    WHERE e.source = 'stripe' GROUP BY i.tenant_id
+# Each transfer that moves cash, and what the row that caused it says. One that no row names has the cause 0.
+_CASH: Final = sa.text("""
+WITH causes AS (
+    SELECT transfer_id, (amount_cents + surplus_cents) * :cent AS nanos FROM invoice_events
+    WHERE source IN ('stripe', 'manual')
+    UNION ALL
+    SELECT e.transfer_id, e.amount_nanos FROM credit_entries e JOIN credit_lots l ON l.id = e.lot_id
+    WHERE l.kind = 'paid' AND e.kind IN ('grant', 'refund', 'void')
+    UNION ALL
+    SELECT transfer_id, -refund_cents * :cent FROM credit_notes WHERE refund_cents > 0
+    UNION ALL
+    SELECT transfer_id, -booked_cents * :cent FROM returned_payments WHERE transfer_id IS NOT NULL
+), caused AS (
+    SELECT transfer_id, sum(nanos) AS nanos FROM causes GROUP BY transfer_id
+), moved AS (
+    SELECT e.transfer_id, sum(e.amount_nanos) AS nanos
+    FROM entries e JOIN accounts a ON a.id = e.account_id WHERE a.kind = 'cash' GROUP BY e.transfer_id
 )
-SELECT tenant_id, coalesce(r.cents, 0) AS received, coalesce(b.cents, 0) AS booked
-FROM received r FULL JOIN booked b USING (tenant_id)
-WHERE coalesce(r.cents, 0) <> coalesce(b.cents, 0)
-ORDER BY tenant_id
+SELECT transfer_id, NULL AS tenant_id, coalesce(c.nanos, 0)::bigint AS expected, coalesce(m.nanos, 0)::bigint AS found
+FROM moved m FULL JOIN caused c USING (transfer_id)
+WHERE coalesce(c.nanos, 0) <> coalesce(m.nanos, 0) ORDER BY transfer_id
+""")
+# Each payment that arrived at Stripe, and what is booked for it: on invoices, or as credit.
+_RECEIVED: Final = sa.text("""
+WITH booked AS (
+    SELECT split_part(reference, ':', 2) AS payment_intent, amount_cents + surplus_cents AS cents
+    FROM invoice_events WHERE source = 'stripe'
+    UNION ALL
+    SELECT split_part(l.reference, ':', 2), e.amount_nanos / :cent
+    FROM credit_lots l JOIN credit_entries e ON e.lot_id = l.id AND e.kind = 'grant'
+    WHERE l.kind = 'paid' AND l.reference LIKE 'stripe:%'
+), sums AS (
+    SELECT payment_intent, sum(cents) AS cents FROM booked GROUP BY payment_intent
+)
+SELECT payment_intent, r.tenant_id, coalesce(r.amount_cents, 0) AS expected, coalesce(b.cents, 0)::bigint AS found
+FROM received_payments r FULL JOIN sums b USING (payment_intent)
+WHERE coalesce(r.amount_cents, 0) <> coalesce(b.cents, 0) ORDER BY payment_intent
+""")
+# What went back of each purchase of credit, or is about to, and what was taken out of the credit for it.
+_RETURNED_CREDIT: Final = sa.text("""
+WITH gone AS (
+    SELECT payment_intent, amount_cents - booked_cents AS cents FROM returned_payments
+    UNION ALL
+    SELECT content ->> 'payment_intent', (content ->> 'amount_cents')::bigint
+    FROM payment_operations WHERE kind = 'refund_top_up' AND state IN ('pending', 'cancelled')
+), returned AS (
+    SELECT p.payment_intent, p.tenant_id, coalesce(sum(g.cents), 0) AS cents
+    FROM received_payments p LEFT JOIN gone g USING (payment_intent)
+    WHERE p.top_up_id IS NOT NULL GROUP BY 1, 2
+), taken AS (
+    SELECT split_part(l.reference, ':', 2) AS payment_intent, -sum(e.amount_nanos) / :cent AS cents
+    FROM credit_lots l JOIN credit_entries e ON e.lot_id = l.id AND e.kind IN ('refund', 'void')
+    WHERE l.kind = 'paid' AND l.reference LIKE 'stripe:%' GROUP BY 1
+)
+SELECT payment_intent, r.tenant_id, coalesce(r.cents, 0)::bigint AS expected, coalesce(t.cents, 0)::bigint AS found
+FROM returned r FULL JOIN taken t USING (payment_intent)
+WHERE coalesce(r.cents, 0) <> coalesce(t.cents, 0) ORDER BY payment_intent
+""")
+# What credit notes refund, and what went back of the payments of invoices, or is about to. The part of a note that was
+# not paid at Stripe is returned by hand, as are notes of which an admin has cancelled the refund at Stripe.
+_RETURNED_OF_INVOICES: Final = sa.text("""
+WITH returned AS (
+    SELECT p.tenant_id, sum(r.amount_cents - r.booked_cents) AS cents
+    FROM returned_payments r JOIN received_payments p USING (payment_intent)
+    WHERE p.stripe_invoice IS NOT NULL GROUP BY 1
+), noted AS (
+    SELECT n.tenant_id, sum(CASE o.state
+        WHEN 'done' THEN n.refund_cents - coalesce((o.result ->> 'by_hand_cents')::bigint, 0) ELSE 0 END) AS cents
+    FROM credit_notes n LEFT JOIN payment_operations o
+        ON o.tenant_id = n.tenant_id AND o.dedupe_key = 'note:' || n.id || '\\:refund'
+    WHERE n.refund_cents > 0 GROUP BY 1
+)
+SELECT tenant_id, coalesce(r.cents, 0)::bigint AS expected, coalesce(n.cents, 0)::bigint AS found
+FROM returned r FULL JOIN noted n USING (tenant_id)
+WHERE coalesce(r.cents, 0) <> coalesce(n.cents, 0) ORDER BY tenant_id
 """)
 
 
 def check_stripe(session: Session) -> list[Difference]:
-    """The tenants for whose invoices more or less money is booked than arrived at Stripe."""
+    """Every transfer, payment and tenant for which cash and what moved it are not the same."""
+    checks: tuple[tuple[sa.TextClause, str, DifferenceUnit], ...] = (
+        (_CASH, "transfer_id", "nanodollar"),
+        (_RECEIVED, "payment_intent", "cent"),
+        (_RETURNED_CREDIT, "payment_intent", "cent"),
+        (_RETURNED_OF_INVOICES, "tenant_id", "cent"),
+    )
+    words = ("cash and its cause", "received and booked", "returned and taken from credit", "refunds of invoices")
     return [
         Difference(
             kind="stripe",
-            subject=f"{row['tenant_id']}: payments of invoices",
-            unit="cent",
-            expected=row["received"],
-            found=row["booked"],
+            subject=f"{row[name]}: {what}",
+            unit=unit,
+            expected=row["expected"],
+            found=row["found"],
             tenant_id=row["tenant_id"],
         )
-        for row in session.connection().execute(_TENANTS).mappings()
+        for (statement, name, unit), what in zip(checks, words, strict=True)
+        for row in _rows(session, statement)
     ]
+
+
+def _rows(session: Session, statement: sa.TextClause) -> list[dict[str, Any]]:  # columns of several types
+    cent = {"cent": NANOS_PER_CENT} if ":cent" in statement.text else {}
+    return [dict(row) for row in session.connection().execute(statement, cent).mappings()]

@@ -7,14 +7,17 @@ from sqlmodel import Session
 from billing.credits import balance, lots
 from billing.credits.views import CreditEntryView, LotView
 from billing.limits import terms
+from billing.payments import outbox
+from billing.payments.operations import RefundTopUp, bought_with
 from control_plane.audit import service as audit
 from control_plane.credits.schemas import NewCredit, OwnCredit
 from control_plane.paging import Page, decode_cursor, encode_cursor
 from control_plane.publishing.outbox import publish_change
 from control_plane.registry import base_models
 from control_plane.tenants import service as tenants
-from core.errors import InvalidRequest
+from core.errors import Conflict, InvalidRequest
 from core.ids import new_id
+from core.money import NANOS_PER_CENT
 
 
 def grant(session: Session, tenant_id: str, new: NewCredit, *, actor: str) -> LotView:
@@ -40,16 +43,25 @@ def grant(session: Session, tenant_id: str, new: NewCredit, *, actor: str) -> Lo
 
 
 def refund(session: Session, tenant_id: str, lot_id: str, amount_nanos: int, *, actor: str) -> LotView:
-    """Take unspent paid credit out of a lot."""
+    """Take unspent paid credit out of a lot, and return its money through Stripe if it was bought there."""
     tenants.get(session, tenant_id)
     lot = lots.refund_unspent(session, tenant_id=tenant_id, lot_id=lot_id, amount_nanos=amount_nanos)
+    if (payment_intent := bought_with(lot.reference)) is not None:
+        cents = amount_nanos // NANOS_PER_CENT
+        refund = RefundTopUp(refund_id=new_id("adj"), payment_intent=payment_intent, amount_cents=cents)
+        outbox.enqueue(session, tenant_id, refund)
     _changed(session, lot, "refunded", actor=actor, amount_nanos=amount_nanos)
     return lot
 
 
 def void(session: Session, tenant_id: str, lot_id: str, *, actor: str) -> LotView:
-    """Take everything unspent out of a lot."""
+    """Take everything unspent out of a lot. Raises Conflict for credit that was bought at Stripe."""
     tenants.get(session, tenant_id)
+    if bought_with(lots.get_lot(session, tenant_id=tenant_id, lot_id=lot_id).reference) is not None:
+        raise Conflict(
+            f"The lot {lot_id} was bought at Stripe; refund what is unspent of it, which returns the money.",
+            code="credit_lot_bought",
+        )
     lot = lots.void_unspent(session, tenant_id=tenant_id, lot_id=lot_id)
     _changed(session, lot, "voided", actor=actor, amount_nanos=lot.voided_nanos)
     return lot

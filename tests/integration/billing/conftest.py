@@ -9,7 +9,9 @@ import redis as redis_client
 import sqlalchemy as sa
 
 from billing.invoices import closing, queries
+from billing.ledger import AccountRef, balance_nanos
 from billing.metering import Meter
+from billing.payments.tenora_books import TenoraBooks
 from billing.prices import price_book
 from billing.prices.card import PriceCard
 from billing.reconciliation import audit
@@ -23,6 +25,8 @@ from core.contracts.usage import UsageEvent
 from core.db import unit_of_work
 from core.ids import new_id
 from core.settings import RedisSettings
+from tests.fixtures.stripe_simulator import RunningSimulator, running_simulator
+from tests.integration.billing.payments.conftest import PaymentStage
 
 PRICES = Prices(input_nanos=150, cached_input_nanos=75, output_nanos=600, kv_page_second_nanos=1_000)
 
@@ -133,3 +137,39 @@ def stage(engine, redis_settings: RedisSettings) -> Iterator[Stage]:
     settings = BillingSettings(billing_attempts_max=3, billing_unpriced_attempts_max=5)
     with connect_redis(redis_settings, settings) as redis:
         yield Stage(engine, redis, settings)
+
+
+class Collected:
+    """Closed periods that are collected at the simulator, with the real rooms of invoices and credits."""
+
+    def __init__(self, stage: Stage, payments: PaymentStage) -> None:
+        self.stage = stage
+        self.payments = payments
+
+    def invoice(self, card: str | None = "visa", tokens: int = 10_000_000):
+        """A tenant with an invoice: of $6.00, for ten million output tokens."""
+        tenant = self.payments.tenant(card, tenant_id=self.stage.tenant())
+        return tenant, self.bill(tenant, tokens)
+
+    def bill(self, tenant: str, tokens: int = 10_000_000):
+        """A further invoice of the tenant."""
+        self.stage.bill(self.stage.event(tenant, input_tokens=0, cached_tokens=0, output_tokens=tokens, kv_page_ms=0))
+        (invoice,) = [each for each in self.stage.close() if each.tenant_id == tenant]
+        assert invoice.total_cents == tokens * 6 // 100_000
+        return invoice
+
+    def balance(self, kind: str, tenant_id: str | None = None) -> int:
+        with unit_of_work(self.stage.engine) as session:
+            return balance_nanos(session, AccountRef(kind, tenant_id))
+
+
+@pytest.fixture(scope="session")
+def collecting_simulator(tmp_path_factory) -> Iterator[RunningSimulator]:
+    with running_simulator(tmp_path_factory.mktemp("stripe") / "home") as simulator:
+        yield simulator
+
+
+@pytest.fixture
+def collected(stage, collecting_simulator) -> Iterator[Collected]:
+    yield Collected(stage, PaymentStage(stage.engine, collecting_simulator, TenoraBooks()))
+    collecting_simulator.control("DELETE", "faults")

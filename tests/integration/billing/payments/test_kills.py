@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from billing.payments import outbox
-from billing.payments.operations import ChargeTopUp, PushCreditNote
+from billing.payments.operations import ChargeTopUp, DeductPayment, PayInvoice, PushCreditNote
 from core.db import unit_of_work
 from core.ids import new_id
 from tests.fixtures.stripe_simulator import TEST_KEY
@@ -89,6 +89,43 @@ def test_a_worker_that_is_killed_anywhere_does_everything_once(stage, workers, s
         assert workers.work(kill_at) == -1
         assert workers.work() > 0
         assert_done_once(stage, tenant, invoice)
+    assert stage.alarms() == []
+
+
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_worker_that_is_killed_while_it_deducts_a_payment_charges_the_rest_once(stage, workers, stride):
+    def queue() -> tuple[str, str]:
+        """An attempt to pay, behind it a payment by hand of $3.00, and a second one of $2.00."""
+        tenant = stage.tenant(card=None)
+        invoice = stage.invoice(tenant, 1_000)
+        assert stage.work() == ["done"]
+        stage.save_card(tenant, "visa")
+        stage.enqueue(tenant, PayInvoice(invoice_id=invoice, attempt=2))
+        for payment, cents in (("one", 300), ("two", 200)):
+            stage.change(
+                "UPDATE test_invoices SET due_cents = due_cents - :c WHERE invoice_id = :i", c=cents, i=invoice
+            )
+            paid = {"payment_id": f"{payment}:{invoice}", "amount_cents": cents, "memo": "Paid by transfer"}
+            stage.enqueue(tenant, DeductPayment(invoice_id=invoice, **paid))
+        return tenant, invoice
+
+    def assert_rest_charged_once() -> None:
+        states = stage.rows("SELECT state FROM payment_operations WHERE tenant_id = :t", t=tenant)
+        assert {row["state"] for row in states} == {"done"}, stage.stopped(tenant)
+        charges = stage.sdk.v1.charges.list({"customer": stage.customer(tenant)}).data
+        assert [each.amount for each in charges] == [500]
+        notes = stage.sdk.v1.credit_notes.list({"invoice": stage.of(invoice).id}).data
+        assert sum(note.total for note in notes) == 500
+        assert stage.due(invoice) == 0
+
+    tenant, invoice = queue()
+    boundaries = workers.work()
+    assert_rest_charged_once()
+    for kill_at in range(1, boundaries + 1, stride):
+        tenant, invoice = queue()
+        assert workers.work(kill_at) == -1
+        assert workers.work() > 0
+        assert_rest_charged_once()
     assert stage.alarms() == []
 
 

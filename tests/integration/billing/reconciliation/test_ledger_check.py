@@ -114,12 +114,10 @@ def test_money_that_arrived_at_stripe_and_is_not_booked_is_found(ledger, reconci
         " VALUES ('pi_1', :t, 'in_1', :c, now())",
         **arrived,
     )
-    assert found(reconciled) == [
-        ("stripe", f"{invoice['tenant_id']}: payments of invoices", "cent", invoice["total_cents"] + 7)
-    ]
+    assert found(reconciled) == [("stripe", "pi_1: received and booked", "cent", invoice["total_cents"] + 7)]
     with unit_of_work(ledger.engine) as session:
         record_payment(
-            session, invoice_id=invoice["id"], amount_cents=arrived["c"], source="stripe", reference="pi_1"
+            session, invoice_id=invoice["id"], amount_cents=arrived["c"], source="stripe", reference="stripe:pi_1"
         )  # fmt: skip
     assert found(reconciled) == []
 

@@ -89,7 +89,7 @@ def test_an_open_invoice_is_voided_or_given_up(stage):
 
 def test_an_invoice_paid_elsewhere_is_marked_paid(stage):
     invoice = stage.open_invoice(stage.customer(card=None), 700)
-    assert stage.account.pay_invoice(invoice.id, out_of_band=True, key=stage.key()).status == "paid"
+    assert stage.account.mark_paid_elsewhere(invoice.id, key=stage.key()).status == "paid"
 
 
 def test_an_invoice_under_the_minimum_charge_is_paid_at_once_and_the_customer_owes_it(stage):
@@ -187,6 +187,43 @@ def test_a_credit_note_makes_an_open_invoice_cheaper(stage):
     assert stage.account.find_credit_note(invoice.id, our_id=our_id) == note
     paid = stage.account.pay_invoice(invoice.id, key=stage.key())
     assert (paid.status, paid.paid_cents) == ("paid", 7_000)
+
+
+def test_credit_notes_before_the_payment_lower_what_remains_and_end_at_nothing(stage):
+    invoice = stage.open_invoice(stage.customer(), 1_000)
+    note = {"memo": "Paid by transfer", "to": "amount_due"}
+    for amount_cents in (300, 200):
+        stage.account.create_credit_note(
+            invoice.id, our_id=stage.our_id(), amount_cents=amount_cents, key=stage.key(), **note
+        )
+    lowered = stage.account.invoice(invoice.id)
+    assert (lowered.status, lowered.total_cents, lowered.due_cents, lowered.remaining_cents) == (
+        "open",
+        1_000,
+        500,
+        500,
+    )
+    assert (lowered.noted_cents, lowered.uncredited_cents) == (500, 500)
+    with pytest.raises(StripeRefused):
+        stage.account.create_credit_note(invoice.id, our_id=stage.our_id(), amount_cents=501, key=stage.key(), **note)
+    stage.account.create_credit_note(invoice.id, our_id=stage.our_id(), amount_cents=500, key=stage.key(), **note)
+    ended = stage.account.invoice(invoice.id)
+    assert (ended.status, ended.paid_cents, ended.uncredited_cents) == ("paid", 0, 0)
+    assert stage.account.invoice_payments(invoice.id) == []
+
+
+def test_a_disputed_payment_has_a_dispute_with_its_amount(stage):
+    customer = stage.customer("pm_card_createDispute")
+    (card,) = stage.account.cards(customer)
+    charge = {"amount_cents": 2_500, "currency": "usd", "description": "Top-up"}
+    payment = stage.account.charge_saved_card(customer, card.id, our_id=stage.our_id(), key=stage.key(), **charge)
+
+    def disputed():
+        return stage.sdk.v1.disputes.list({"payment_intent": payment.id}).data
+
+    (found,) = wait_until(disputed, what="the dispute")
+    read = stage.account.dispute(found.id)
+    assert (read.amount_cents, read.payment_intent, read.reason) == (2_500, payment.id, "fraudulent")
 
 
 def test_a_credit_note_on_a_paid_invoice_says_where_the_money_goes(stage):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from billing.credits import lots
 from billing.payments import standings
 from billing.payments.operations import EndInvoice
 from control_plane.dependencies import handlers_of_changes
@@ -15,6 +16,7 @@ from control_plane.payments.service import StandingChanges
 from control_plane.settings import WebSettings
 from core.db import unit_of_work
 from core.ids import new_id
+from core.money import cents_to_nanos
 from tenora.stripe_simulator.webhooks import signature_header
 from tests.conftest import wait_until
 from tests.fixtures.control_plane.api import Api, control_settings, running_api
@@ -97,6 +99,36 @@ def test_a_webhook_without_a_signature_or_with_one_changed_byte_is_refused(api, 
     assert stage.value("SELECT count(*) FROM stripe_events") == 0
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "", "null", "[]", "{}", '"text"', "{", "\ud800".encode("utf-16", "surrogatepass").decode("latin-1"),
+        {"id": None}, {"id": 7}, {"id": "evt_\0"}, {"type": None}, {"created": "soon"}, {"created": 10**20},
+        {"created": -(10**20)}, {"data": None}, {"data": {}}, {"data": {"object": {}}}, {"data": {"object": [1]}},
+        {"api_version": 3}, {"livemode": None},
+    ],
+)  # fmt: skip
+def test_what_is_signed_and_no_event_is_refused_with_the_reason(api, stage, body):
+    refused = post(api, body if isinstance(body, str) else body_of(**body), SECRET)
+    assert (refused.status_code, refused.json()["code"]) in (
+        (400, "stripe_event_malformed"),
+        (400, "stripe_mode_mismatch"),
+    ), refused.text
+    assert stage.value("SELECT count(*) FROM stripe_events") == 0
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["t=1", "v1=00", "t=soon,v1=00", "t=,v1=", "t=99999999999999999999,v1=00", "=,=,,", "t=1,v1=" + "0" * 9_000],
+)
+def test_a_signature_that_is_none_is_refused(api, stage, header):
+    refused = post(api, body_of(), header=header)
+    assert (refused.status_code, refused.json()["code"], refused.json()["param"]) == (
+        400, "stripe_signature_invalid", "Stripe-Signature",
+    )  # fmt: skip
+    assert stage.value("SELECT count(*) FROM stripe_events") == 0
+
+
 def test_a_webhook_above_the_limit_is_refused(api, stage):
     body = body_of(padding="x" * BYTES_MAX)
     assert post(api, body, SECRET).status_code == 413
@@ -172,6 +204,29 @@ def test_a_wrong_top_up_is_refused_with_the_field_and_nothing_is_written(api, st
     refused = api.tenant().http.post("/api/v1/billing/top-ups", json=URLS | {"amount_cents": 1_000} | changes)
     assert (refused.status_code, refused.json()["param"]) == (400, param)
     assert stage.value("SELECT count(*) FROM payment_queues") == 0
+
+
+def test_credit_that_was_bought_at_stripe_is_refunded_there_and_not_voided(api, stage):
+    tenant = api.tenant()
+    with unit_of_work(stage.engine) as session:
+        lot = lots.grant(
+            session, tenant_id=tenant.id, kind="paid", amount_nanos=cents_to_nanos(2_500), reference="stripe:pi_1"
+        )
+    path = f"/api/v1/admin/tenants/{tenant.id}/credits/{lot.id}"
+    void = api.admin.post(f"{path}/void")
+    assert (void.status_code, void.json()["code"]) == (409, "credit_lot_bought")
+    too_much = api.admin.post(f"{path}/refund", json={"amount_nanos": cents_to_nanos(2_501)})
+    assert (too_much.status_code, too_much.json()["code"]) == (422, "refund_exceeds_unspent")
+    queued = "SELECT content - 'refund_id' AS content FROM payment_operations WHERE kind = 'refund_top_up'"
+    assert stage.rows(queued) == []
+    for _ in range(2):
+        back = api.admin.post(
+            f"{path}/refund", json={"amount_nanos": cents_to_nanos(1_000)}, headers={"idempotency-key": "one"}
+        )
+        assert back.json()["balance_nanos"] == cents_to_nanos(1_500)
+    assert [row["content"] for row in stage.rows(queued)] == [
+        {"kind": "refund_top_up", "payment_intent": "pi_1", "amount_cents": 1_000}
+    ]
 
 
 def test_another_tenants_page_is_not_found(api):

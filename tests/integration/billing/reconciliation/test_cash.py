@@ -1,0 +1,176 @@
+"""Every cent of the platform's cash is explained by Stripe's objects or by hand, whatever happens to payments."""
+
+import pytest
+
+from billing.credits import lots
+from billing.invoices import credit_notes
+from billing.invoices.payments import record_payment
+from billing.payments.operations import ChargeTopUp, RefundTopUp, bought_with
+from core.db import unit_of_work
+from core.ids import new_id
+from core.money import NANOS_PER_CENT, cents_to_nanos
+from tests.integration.billing.reconciliation.test_ledger_check import by_hand
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def cash(collected, reconciled):
+    return Cash(collected, reconciled)
+
+
+class Cash:
+    """Money of one account, and what a reconciliation says about it."""
+
+    def __init__(self, collected, reconciled) -> None:
+        self.stage, self.payments, self.collected = collected.stage, collected.payments, collected
+        self.reconciled = reconciled
+
+    def differs(self) -> list[tuple[str, str, int]]:
+        found = self.reconciled.run(full=True).differences
+        assert [each for each in found if each.kind not in ("stripe", "engine_ledger")] == []
+        return [(each.subject.split(": ")[1], each.unit, each.unexplained) for each in found if each.kind == "stripe"]
+
+    def handle(self) -> None:
+        """The queue and the events, with a look before, between and after."""
+        assert self.differs() == []
+        self.payments.work()
+        assert self.differs() == []
+        self.payments.receive()
+        assert self.differs() == []
+
+    def cents(self) -> int:
+        return self.collected.balance("cash") // NANOS_PER_CENT
+
+    def top_up(self, tenant: str, cents: int = 2_500):
+        self.payments.enqueue(tenant, ChargeTopUp(top_up_id=new_id("top"), amount_cents=cents))
+        self.handle()
+        with unit_of_work(self.stage.engine) as session:
+            return lots.page_of_lots(session, tenant, after=None, limit=1)[0]
+
+    def refund_credit(self, lot, cents: int) -> None:
+        """As an admin does."""
+        with unit_of_work(self.stage.engine) as session:
+            lots.refund_unspent(
+                session, tenant_id=lot.tenant_id, lot_id=lot.id, amount_nanos=cents_to_nanos(cents)
+            )  # fmt: skip
+        intent = bought_with(lot.reference)
+        self.payments.enqueue(
+            lot.tenant_id, RefundTopUp(refund_id=new_id("adj"), payment_intent=intent, amount_cents=cents)
+        )
+
+    def charge_of(self, tenant: str):
+        return self.payments.sdk.v1.charges.list({"customer": self.payments.customer(tenant)}).data[0]
+
+    def at_stripe(self, tenant: str) -> int:
+        """What Stripe has of the tenant's money."""
+        charges = self.payments.sdk.v1.charges.list({"customer": self.payments.customer(tenant)}).data
+        return sum(each.amount - each.amount_refunded for each in charges if each.paid)
+
+
+def test_invoices_credit_and_refunds_are_explained_at_every_moment(cash):
+    tenant, invoice = cash.collected.invoice()
+    cash.handle()
+    lot = cash.top_up(tenant)
+    cash.refund_credit(lot, 700)
+    cash.handle()
+    with unit_of_work(cash.stage.engine) as session:
+        credit_notes.issue_credit_note(session, invoice_id=invoice.id, to="refund", reason="Outage", amount_cents=150)
+    cash.handle()
+    assert cash.cents() == cash.at_stripe(tenant) == 600 + 2_500 - 700 - 150
+
+
+def test_money_by_hand_explains_itself(cash):
+    tenant, invoice = cash.collected.invoice(card=None)
+    cash.handle()
+    with unit_of_work(cash.stage.engine) as session:
+        record_payment(session, invoice_id=invoice.id, amount_cents=200, source="manual", reference="transfer 1")
+        wire = {"tenant_id": tenant, "kind": "paid", "amount_nanos": cents_to_nanos(900), "reference": "wire 1"}
+        lot = lots.grant(session, **wire)
+        lots.refund_unspent(session, tenant_id=tenant, lot_id=lot.id, amount_nanos=cents_to_nanos(300))
+    cash.payments.save_card(tenant, "visa")
+    cash.handle()
+    cash.payments.dunning.run_once()
+    cash.handle()
+    with unit_of_work(cash.stage.engine) as session:
+        credit_notes.issue_credit_note(session, invoice_id=invoice.id, to="refund", reason="Outage", amount_cents=500)
+    cash.handle()
+    assert cash.at_stripe(tenant) == 0  # the 400 cents that were paid there went back there
+    assert cash.cents() == 600 + 100
+    assert "refund_to_transfer" in cash.payments.alarms()
+
+
+@pytest.mark.parametrize("bought", [True, False])
+def test_a_dispute_takes_money_and_a_won_one_brings_it_back(cash, bought):
+    if bought:
+        tenant = cash.payments.tenant(tenant_id=cash.stage.tenant())
+        lot = cash.top_up(tenant)
+        cash.refund_credit(lot, 500)
+    else:
+        tenant, _ = cash.collected.invoice()
+    cash.handle()
+    had = cash.cents()
+    dispute = cash.payments.simulator.control("POST", "disputes", {"charge": cash.charge_of(tenant).id})
+    cash.handle()
+    assert cash.cents() == 0
+    cash.handle()
+    assert cash.collected.balance("bad_debt") == cents_to_nanos(0 if bought else 600)
+    cash.payments.simulator.control("POST", f"disputes/{dispute['id']}", {"status": "won"})
+    for _ in range(2):
+        cash.handle()
+        assert cash.cents() == had
+        assert cash.collected.balance("bad_debt") == 0
+
+
+def test_a_refund_that_fails_is_on_the_balance_and_one_by_hand_is_bad_debt(cash):
+    tenant = cash.payments.tenant("refundFail", tenant_id=cash.stage.tenant())
+    lot = cash.top_up(tenant)
+    cash.refund_credit(lot, 1_000)
+    for _ in range(2):
+        cash.handle()
+        assert cash.cents() == 2_500
+        assert cash.collected.balance("customer_balance", tenant) == -cents_to_nanos(1_000)
+    other = cash.payments.tenant(tenant_id=cash.stage.tenant())
+    cash.top_up(other)
+    cash.payments.sdk.v1.refunds.create({"charge": cash.charge_of(other).id, "amount": 300})
+    for _ in range(2):
+        cash.handle()
+        assert cash.cents() == 2_500 + 2_200
+        assert cash.collected.balance("bad_debt") == cents_to_nanos(300)
+    assert sorted(cash.payments.alarms()) == ["refund_by_hand", "refund_failed"]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (
+            "UPDATE received_payments SET amount_cents = amount_cents + 1 WHERE top_up_id IS NOT NULL",
+            [("received and booked", "cent", 1)],
+        ),
+        (
+            "UPDATE received_payments SET amount_cents = amount_cents - 1 WHERE stripe_invoice IS NOT NULL",
+            [("received and booked", "cent", -1)],
+        ),
+        ("UPDATE returned_payments SET amount_cents = amount_cents + 1 WHERE amount_cents = 700",
+         [("returned and taken from credit", "cent", 1)]),
+        ("DELETE FROM returned_payments WHERE amount_cents = 150", [("refunds of invoices", "cent", -150)]),
+        (
+            "UPDATE invoice_events SET surplus_cents = surplus_cents + 1 WHERE source = 'stripe'",
+            [("cash and its cause", "nanodollar", 10_000_000), ("received and booked", "cent", -1)],
+        ),
+        (
+            "UPDATE entries SET amount_nanos = amount_nanos + sign(amount_nanos)"  # noqa: ISC004 - one statement
+            " WHERE transfer_id = (SELECT transfer_id FROM credit_entries WHERE kind = 'grant')",
+            [("cash and its cause", "nanodollar", -1)],
+        ),
+    ],
+)  # fmt: skip
+def test_one_cent_too_much_or_too_little_is_an_alarm(cash, change, named):
+    tenant, invoice = cash.collected.invoice()
+    cash.handle()
+    cash.refund_credit(cash.top_up(tenant), 700)
+    with unit_of_work(cash.stage.engine) as session:
+        credit_notes.issue_credit_note(session, invoice_id=invoice.id, to="refund", reason="Outage", amount_cents=150)
+    cash.handle()
+    by_hand(cash.stage, (change, {}))
+    assert sorted(cash.differs()) == named
