@@ -1,8 +1,9 @@
 """Measures billing: recording, closing, reporting and Stripe's webhooks, on a real Postgres and Valkey of their own.
 
 Run: ``python -m benchmarks.billing``, with ``--full`` for ten minutes of recording onto ten million records, which
-takes about an hour and 20 GB of disk, and with ``--only-webhooks`` for a minute of webhooks alone. Prints its progress, then each goal with its figure, and writes JSON; exits with
-status 1 when a goal is missed. Records are seeded by SQL through every constraint (``benchmarks.billing.seed``).
+takes about an hour and 20 GB of disk, and with ``--only-webhooks`` for a minute of webhooks alone. Prints its progress,
+then each goal with its figure, and writes JSON; exits with status 1 when a goal is missed. Records are seeded by SQL
+through every constraint (``benchmarks.billing.seed``).
 """
 
 import json

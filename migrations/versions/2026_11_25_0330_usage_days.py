@@ -28,8 +28,8 @@ def upgrade() -> None:
         sa.Column("adapter_id", sa.String(), nullable=False),
         sa.Column("rank_class", sa.Integer(), nullable=False),
         sa.Column("price_version_id", sa.String(), nullable=False),
-        sa.Column("service_tier", sa.String(), server_default="default", nullable=False),
         *(sa.Column(name, sa.BigInteger(), server_default=sa.text("0"), nullable=False) for name in _SUMS),
+        sa.Column("service_tier", sa.String(), server_default="default", nullable=False),
         sa.PrimaryKeyConstraint(*_KEY, name="pk_usage_days"),
     )
     op.execute("LOCK TABLE usage_hours IN SHARE MODE")

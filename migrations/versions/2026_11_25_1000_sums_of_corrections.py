@@ -1,11 +1,7 @@
-"""Corrects the sums of usage in the database when an amendment or an adjustment is inserted, and lets no session choose
-which tables triggers read.
+"""Corrects the sums of usage in the database when an amendment or an adjustment is inserted.
 
 The processes that insert an amendment then need no right to change sums. An amendment must fit the record: it takes
 back what is charged, replaces what was taken back, and neither once the usage is invoiced.
-
-A trigger's function looks tables up by the search path of the session that fires it, and a temporary table comes first
-there. A session with an empty temporary table ``invoices`` could add lines to a final invoice.
 
 Revision: 2026_11_25_1000, after 2026_11_25_0330.
 """
@@ -164,29 +160,12 @@ CREATE TRIGGER usage_adjustments_counted AFTER INSERT ON usage_adjustments
     FOR EACH ROW EXECUTE FUNCTION billing_count_adjustment();
 """
 
-EARLIER_FUNCTIONS = """
-DO $$
-DECLARE
-    each regprocedure;
-BEGIN
-    FOR each IN
-        SELECT p.oid FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-        WHERE n.nspname = 'public' AND NOT p.prosecdef AND p.proname ~ '^(billing|control_plane|payments|plan_drafts)_'
-    LOOP
-        EXECUTE format('ALTER FUNCTION %s {}', each);
-    END LOOP;
-END $$;
-"""
-
-
 def upgrade() -> None:
     for statements in (MONTHS, AMENDMENTS, ADJUSTMENTS):
         op.execute(statements)
-    op.execute(EARLIER_FUNCTIONS.format("SET search_path = pg_catalog, public, pg_temp"))
 
 
 def downgrade() -> None:
-    op.execute(EARLIER_FUNCTIONS.format("RESET search_path"))
     op.execute("DROP TRIGGER usage_adjustments_counted ON usage_adjustments")
     op.execute("DROP TRIGGER usage_amendments_counted ON usage_amendments")
     op.execute("DROP FUNCTION billing_count_adjustment(), billing_count_amendment()")

@@ -1,4 +1,4 @@
-"""Closes the last ways to add to what is final: usage, amendments, adjustments and resources of invoiced time, parts that
+"""Closes the last ways to add to what is final: usage, adjustments and resources of invoiced time, parts that
 commit after their whole, events and credit without their money, numbers without a document, and an end of invoiced time
 that goes back.
 
@@ -82,13 +82,6 @@ DECLARE
 BEGIN
     SELECT billed_until INTO invoiced FROM subscriptions WHERE tenant_id = NEW.tenant_id FOR SHARE;
     CASE TG_TABLE_NAME
-    WHEN 'usage_amendments' THEN
-        SELECT coalesce(late_from, settled_at) INTO at FROM usage_records
-            WHERE request_id = NEW.request_id AND tenant_id = NEW.tenant_id;
-        IF at IS NULL THEN
-            RAISE EXCEPTION 'amendment of %, which tenant % did not use', NEW.request_id, NEW.tenant_id
-                USING ERRCODE = 'check_violation';
-        END IF;
     WHEN 'usage_adjustments' THEN at := NEW.period_start;
     WHEN 'resource_hours' THEN at := NEW.counted_at;
     END CASE;
@@ -98,8 +91,6 @@ BEGIN
     END IF;
     RETURN NEW;
 END $$;
-CREATE TRIGGER usage_amendments_not_invoiced BEFORE INSERT ON usage_amendments
-    FOR EACH ROW EXECUTE FUNCTION billing_refuse_invoiced_time();
 CREATE TRIGGER usage_adjustments_not_invoiced BEFORE INSERT ON usage_adjustments
     FOR EACH ROW EXECUTE FUNCTION billing_refuse_invoiced_time();
 CREATE TRIGGER resource_hours_not_invoiced BEFORE INSERT ON resource_hours

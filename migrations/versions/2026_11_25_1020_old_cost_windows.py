@@ -28,7 +28,7 @@ END $$;
 
 -- The oldest windows of the hours that begin more than so many days ago, and how many of them were never shared out.
 CREATE FUNCTION billing_delete_cost_windows(days int, most int, OUT windows bigint, OUT unshared bigint)
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp AS $$
 DECLARE
     before_ms bigint := floor(extract(epoch FROM clock_timestamp() - make_interval(days => greatest(days, 7))) / 3600)
         * 3600000;

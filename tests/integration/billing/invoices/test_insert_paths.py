@@ -78,7 +78,7 @@ ADDITIONS = {
         [RECORD, LEGS.format(debit="usage_unbilled", credit="revenue", nanos=":cost"), WHOLE.format("usage")],
     ),
     "an amendment of an invoiced record": (
-        "before .*, which is invoiced",
+        "it is invoiced",
         [
             LEGS.format(debit="revenue", credit="usage_unbilled", nanos=":cost"),
             WHOLE.format("amendment"),

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from billing import ledger
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.reconciliation import runs
 from billing.usage import amendments, queries
@@ -15,6 +16,7 @@ from billing.views import AmendedUsageView
 from core.contracts.usage import REST
 from core.db import unit_of_work
 from core.errors import AppError, Conflict, InvalidRequest, NotFound
+from core.ids import new_id
 from tests.integration.billing.conftest import PRICES
 
 BY = {"reason": "the model looped", "actor": "key_admin"}
@@ -191,9 +193,24 @@ def test_amendments_are_written_once(stage):
 FORGED = """
 INSERT INTO usage_amendments SELECT r.request_id, :position, :part, :tenant_id, r.input_tokens, r.cached_tokens,
     r.aborted_prefill_tokens, r.output_tokens, r.kv_page_ms, r.input_nanos, r.cached_input_nanos,
-    r.output_nanos + :more, r.kv_nanos, r.amount_nanos + :more, r.transfer_id, 'forged', 'x', now()
+    r.output_nanos + :more, r.kv_nanos, r.amount_nanos + :more, :transfer, 'forged', 'x', now()
 FROM usage_records r WHERE r.request_id = :request_id
 """
+
+
+def forge(stage, *, request_id: str, position: int, part: str, tenant_id: str, more: int = 0) -> None:
+    """Insert an amendment by SQL, with a transfer that moves its amount."""
+    amount = stage.value("SELECT amount_nanos FROM usage_records WHERE request_id = :r", r=request_id) + more
+    signed, transfer = -amount if part == "reversal" else amount, new_id("tr")
+    with unit_of_work(stage.engine) as session:
+        ledger.post(session, ledger.amendment_posting(transfer_id=transfer, tenant_id=tenant_id, amount_nanos=signed))
+        session.connection().execute(
+            sa.text(FORGED),
+            {
+                "request_id": request_id, "position": position, "part": part, "tenant_id": tenant_id, "more": more,
+                "transfer": transfer,
+            },
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -212,9 +229,9 @@ def test_the_database_refuses_an_amendment_that_does_not_fit_the_record(stage, c
     stage.bill(event)
     fitting = {"request_id": event.request_id, "position": 1, "part": "reversal", "tenant_id": tenant, "more": 0}
     with pytest.raises(sa.exc.IntegrityError, match=why):
-        stage.change(FORGED, **fitting | change)
+        forge(stage, **fitting | change)
     assert whole(stage)
-    stage.change(FORGED, **fitting)
+    forge(stage, **fitting)
 
 
 def test_the_database_refuses_an_amendment_of_invoiced_usage(stage):
@@ -223,7 +240,7 @@ def test_the_database_refuses_an_amendment_of_invoiced_usage(stage):
     stage.bill(event)
     stage.close()
     with pytest.raises(sa.exc.IntegrityError, match="it is invoiced"):
-        stage.change(FORGED, request_id=event.request_id, position=1, part="reversal", tenant_id=tenant, more=0)
+        forge(stage, request_id=event.request_id, position=1, part="reversal", tenant_id=tenant)
 
 
 def test_a_rest_that_is_amended_alone_is_counted_with_its_estimate_as_before(stage):
