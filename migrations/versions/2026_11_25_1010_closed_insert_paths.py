@@ -213,7 +213,7 @@ DECLARE
 BEGIN
     SELECT coalesce(sum(e.amount_nanos) FILTER (WHERE l.kind = 'promotional'), 0),
         coalesce(sum(e.amount_nanos) FILTER (WHERE l.kind = 'paid'), 0) INTO promotional, paid
-        FROM credit_entries e JOIN credit_lots l ON l.id = e.lot_id WHERE e.invoice_id = invoice;
+        FROM credit_entries e JOIN credit_lots l ON l.id = e.lot_id WHERE e.invoice_id = invoice AND e.kind = 'burn';
     IF promotional <> - (SELECT coalesce(sum(amount_nanos), 0) FROM invoice_credits WHERE invoice_id = invoice)
         OR paid <> - 10000000 * (
             SELECT coalesce(sum(amount_cents), 0) FROM invoice_events
@@ -238,6 +238,8 @@ CREATE FUNCTION billing_invoice_event_is_posted() RETURNS trigger LANGUAGE plpgs
 DECLARE
     tenant text := (SELECT tenant_id FROM invoices WHERE id = NEW.invoice_id);
     nanos bigint := NEW.amount_cents * 10000000;
+    by_credits bigint;
+    by_balance bigint;
     posted boolean := true;
 BEGIN
     CASE NEW.kind
@@ -252,7 +254,12 @@ BEGIN
                     OR billing_leg(NEW.transfer_id, 'customer_balance', tenant) = - NEW.surplus_cents * 10000000);
         END IF;
     WHEN 'void' THEN
-        posted := billing_moves(NEW.transfer_id, 'void', 'receivable', tenant, - nanos);
+        -- What credit had paid is taken back beside what is due, and what the balance had paid is given back.
+        SELECT coalesce(sum(amount_cents) FILTER (WHERE source = 'credits'), 0) * 10000000,
+            coalesce(sum(amount_cents) FILTER (WHERE source = 'balance'), 0) * 10000000 INTO by_credits, by_balance
+            FROM invoice_events WHERE invoice_id = NEW.invoice_id AND kind = 'payment';
+        posted := billing_moves(NEW.transfer_id, 'void', 'receivable', tenant, - nanos - by_credits)
+            AND billing_leg(NEW.transfer_id, 'customer_balance', tenant) = - by_balance;
     WHEN 'uncollectible' THEN
         posted := billing_moves(NEW.transfer_id, 'write_off', 'receivable', tenant, - nanos);
     WHEN 'recovered' THEN

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
 from billing.documents.pdf_maker import PdfMaker
 from billing.documents.settings import DocumentSettings
@@ -94,16 +95,19 @@ def test_what_earlier_invoices_carried_is_paid_back_too_also_after_the_end(stage
     PeriodSchedule(stage.engine, grace=NO_GRACE).run_once()
     with unit_of_work(stage.engine) as session:
         before = balance.balance_cents(session, tenant)
-    stage.change(
-        "INSERT INTO period_states (tenant_id, period_end, state, created_at)"
-        " VALUES (:t, :at, CAST('{\"credit_nanos\": 7000000000}' AS jsonb), now())"
-        " ON CONFLICT (tenant_id, period_end) DO NOTHING",
-        t=tenant, at=ended_at + timedelta(microseconds=1),
-    )  # fmt: skip
-    stage.change(
-        "UPDATE subscriptions SET billed_until = :at WHERE tenant_id = :t",
-        t=tenant, at=ended_at + timedelta(microseconds=1),
-    )  # fmt: skip
+    closed_at = ended_at + timedelta(microseconds=1)
+    with stage.engine.begin() as connection:
+        connection.execute(
+            sa.text(
+                "INSERT INTO period_states (tenant_id, period_end, state, created_at)"
+                " VALUES (:t, :at, CAST('{\"credit_nanos\": 7000000000}' AS jsonb), now())"
+                " ON CONFLICT (tenant_id, period_end) DO NOTHING"
+            ),
+            {"t": tenant, "at": closed_at},
+        )
+        connection.execute(
+            sa.text("UPDATE subscriptions SET billed_until = :at WHERE tenant_id = :t"), {"t": tenant, "at": closed_at}
+        )
     made = close_tenant(stage.engine, tenant, stage.now())
     assert (made.kind, made.amount_nanos, made.total_cents) == ("supplementary", -7 * DOLLAR, -840)
     with unit_of_work(stage.engine) as session:
