@@ -3,8 +3,10 @@
 Starting a program is here; keeping it alive is ``tenora.stack.supervisor``.
 """
 
+import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -17,6 +19,7 @@ from typing import Final
 _CLONE_NEWUSER: Final = 0x10000000
 _PR_SET_PDEATHSIG: Final = 1
 _NOBODY: Final = 65534
+_FREE_PORTS: Final = range(12_000, 32_000)
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -97,7 +100,12 @@ def answers(url: str, *, saying: str = "", timeout_s: float = 2) -> bool:
 
 
 def free_port() -> int:
-    """A loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that is free now. It lies below those that the kernel gives to outgoing connections: one of these
+    could take it before its server does. Raises OSError when a hundred ports in a row are taken.
+    """
+    for _ in range(100):
+        port = secrets.choice(_FREE_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"a hundred ports from {_FREE_PORTS.start} to {_FREE_PORTS.stop - 1} are taken")

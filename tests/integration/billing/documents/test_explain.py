@@ -232,7 +232,7 @@ def test_included_units_are_the_first_of_each_adapter_and_the_rest_is_in_tiers_o
 
 @pytest.mark.scenario(111)
 def test_a_line_of_40_000_requests_is_explained_in_pages(stage, monkeypatch):
-    monkeypatch.setattr(seeding, "_RECORDS", seeding._RECORDS.replace("(n % 10)", "0"))
+    monkeypatch.setattr(seeding, "_RECORDS", seeding._RECORDS.replace("(n % :adapters)", "0"))
     seeding.seed(stage.engine, prefix="tn_many_", tenants=1, records=40_000, first=1)
     (invoice,) = stage.close()
     detail = stage.invoice(invoice.id)
