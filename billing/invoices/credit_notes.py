@@ -64,7 +64,7 @@ def issue_credit_note(
         return _same(session, known, invoice_id, amount_cents, line_id, to)
     if state.status == "void":
         raise Conflict(
-            f"invoice_id: {invoice_id} is void, so nothing of it is owed or to be credited.",
+            f"invoice_id: {invoice_id} is void, so nothing of it is owed. Credit the invoice that replaces it.",
             code="invoice_void",
             param="invoice_id",
         )

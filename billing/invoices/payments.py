@@ -2,7 +2,7 @@
 paid twice, too much, or for an invoice that is void.
 """
 
-from typing import Final
+from typing import Literal
 
 import structlog
 from sqlmodel import Session, select
@@ -13,20 +13,15 @@ from billing.invoices.event_models import InvoiceEvent
 from billing.invoices.events import append, lock_invoice
 from billing.invoices.models import Invoice
 from billing.invoices.queries import read_invoice
-from billing.invoices.statuses import EventChange, InvoiceState, PaymentSource
-from billing.ledger import AccountKind, AccountRef, Leg, Posting
+from billing.invoices.statuses import EventChange, InvoiceState
+from billing.ledger import AccountRef, Leg, Posting
 from billing.views import InvoiceView
 from core.errors import Conflict, InvalidRequest
 from core.ids import new_id
 from core.money import cents_to_nanos
 
-_PAID_FROM: Final[dict[PaymentSource, AccountKind]] = {
-    "stripe": "cash",
-    "manual": "cash",
-    "credits": "credits_paid",
-    "balance": "customer_balance",
-}
-_OWN_MONEY: Final = ("credits", "balance")
+MoneySource = Literal["stripe", "manual"]
+"""How money comes in. Credit and the tenant's balance pay when the invoice is made (``finalizing``, ``balance``)."""
 
 _log = structlog.get_logger()
 
@@ -36,7 +31,7 @@ def record_payment(
     *,
     invoice_id: str,
     amount_cents: int,
-    source: PaymentSource,
+    source: MoneySource,
     reference: str,
     actor: str | None = None,
 ) -> InvoiceView:
@@ -45,7 +40,7 @@ def record_payment(
     A payment of a written-off invoice recovers it. A surplus goes to the tenant's balance, with a warning. What is paid
     in another way than by Stripe is not collected there any longer.
     Raises NotFound for the invoice, InvalidRequest for an amount that is not positive, and Conflict for a reference
-    that named another payment, and for more of the tenant's own credit than is due.
+    that named another payment.
     """
     if amount_cents <= 0:
         raise InvalidRequest(
@@ -61,13 +56,6 @@ def record_payment(
         return read_invoice(session, invoice_id)
     applied_cents = min(amount_cents, state.amount_due_cents) if state.status in {"open", "uncollectible"} else 0
     surplus_cents = amount_cents - applied_cents
-    if source in _OWN_MONEY and surplus_cents:
-        raise Conflict(
-            f"amount_cents: {amount_cents} cents of the tenant's own {source}, but only {applied_cents} are due. "
-            "Take at most that.",
-            code="payment_exceeds_due",
-            param="amount_cents",
-        )
     if state.status == "uncollectible" and applied_cents:
         state = _recover(session, invoice, state, applied_cents)
     if surplus_cents:
@@ -77,7 +65,7 @@ def record_payment(
         invoice_id,
         state,
         EventChange(kind="payment", amount_cents=applied_cents),
-        transfer_id=_post(session, invoice.tenant_id, source, applied_cents, surplus_cents),
+        transfer_id=_post(session, invoice.tenant_id, applied_cents, surplus_cents),
         source=source,
         reference=reference,
         surplus_cents=surplus_cents,
@@ -122,11 +110,9 @@ def _recover(session: Session, invoice: Invoice, state: InvoiceState, cents: int
     return append(session, invoice.id, state, change, transfer_id=transfer_id)
 
 
-def _post(session: Session, tenant_id: str, source: PaymentSource, applied_cents: int, surplus_cents: int) -> str:
+def _post(session: Session, tenant_id: str, applied_cents: int, surplus_cents: int) -> str:
     transfer_id = new_id("tr")
-    account = _PAID_FROM[source]
-    owner = tenant_id if account != "cash" else None
-    legs = [Leg(AccountRef(account, owner), cents_to_nanos(applied_cents + surplus_cents))]
+    legs = [Leg(AccountRef("cash"), cents_to_nanos(applied_cents + surplus_cents))]
     if applied_cents:
         legs.append(Leg(AccountRef("receivable", tenant_id), -cents_to_nanos(applied_cents)))
     if surplus_cents:

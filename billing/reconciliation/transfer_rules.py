@@ -11,7 +11,7 @@ ACCOUNTS: Final[Mapping[TransferKind, tuple[AccountKind, ...]]] = {
     "amendment": ("usage_unbilled", "revenue"),
     "invoice": ("usage_unbilled", "receivable", "tax_payable", "rounding"),
     "credit_note": ("receivable", "bad_debt", "customer_balance", "cash", "revenue", "tax_payable"),
-    "payment": ("receivable", "customer_balance", "cash", "credits_paid"),
+    "payment": ("receivable", "customer_balance", "cash"),
     "refund": ("customer_balance", "cash", "credits_paid", "credits_promotional", "promotions"),
     "void": (
         "receivable", "customer_balance", "revenue", "tax_payable",

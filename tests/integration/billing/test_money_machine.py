@@ -96,6 +96,7 @@ def test_kills_of_processes_and_connections_leave_money_whole(engine, postgres_s
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)  # 40 starts of processes, and a check of all money after each, beside other work
 @pytest.mark.scenario(164)
 @pytest.mark.parametrize("seed", range(5))
 def test_many_kills_leave_money_whole(engine, postgres_settings, seed):

@@ -5,14 +5,18 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from billing.settings import BillingSettings
+from billing.subscriptions import ending
 from control_plane import database_roles, operations
 from core import db, redis_acl, redis_keys
+from core.db import unit_of_work
 from tenora.stack import embedded_servers
 from tenora.stack.program import free_port
 from tests.conftest import create_database, wait_until
@@ -69,6 +73,25 @@ def records(stage) -> int:
     return stage.value("SELECT count(*) FROM usage_records")
 
 
+@contextmanager
+def requests_at_200_a_second(stage, tenant: str):
+    """Usage that goes on while the block runs. Yields how many events each piece had; it is complete afterwards."""
+    published, stop = [], threading.Event()
+
+    def publish() -> None:
+        while not stop.wait(0.1):
+            stage.publish(*(stage.event(tenant) for _ in range(20)))
+            published.append(20)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        yield published
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_the_worker_meters_and_stops_cleanly_when_asked(stage, env, tmp_path):
     tenant = stage.tenant()
     with worker(env, tmp_path / "log") as process:
@@ -98,26 +121,41 @@ def test_a_worker_killed_between_commit_and_acknowledgement_bills_nothing_twice(
 
 
 @pytest.mark.scenario(70)
-def test_a_worker_killed_again_and_again_loses_nothing_and_bills_nothing_twice(stage, env, tmp_path):
+@pytest.mark.timeout(3600)  # 200 starts of a process on a machine that does other work too
+@pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.soak)])
+def test_a_worker_killed_again_and_again_loses_nothing_and_bills_nothing_twice(stage, env, tmp_path, kills):
     tenant = stage.tenant()
+    env |= {"TENORA_BILLING_BATCH_EVENTS_MAX": "100"}  # what waits while no worker runs must not grow without end
     chance = random.Random(20_261_120)
-    published = 0
-    for _ in range(4):
-        with worker(env, tmp_path / "log") as process:
-            begun = records(stage)
-            for _ in range(10):
-                stage.publish(*(stage.event(tenant) for _ in range(25)))
-                published += 25
-            wait_until(lambda at_least=begun + 1: records(stage) >= at_least, timeout_s=60, what="a first record")
-            time.sleep(chance.uniform(0, 0.1))  # any instant is valid for this test
-            process.kill()
-            process.wait()
+    with requests_at_200_a_second(stage, tenant) as published:
+        for _ in range(kills):
+            with worker(env, tmp_path / "log") as process:
+                begun = records(stage)
+                wait_until(lambda at_least=begun + 1: records(stage) >= at_least, timeout_s=60, what="a first record")
+                time.sleep(chance.uniform(0, 1))  # any instant is valid for this test
+                process.kill()
+                process.wait()
     with worker(env, tmp_path / "log"):
-        wait_until(lambda: stage.reconcile().unprocessed_events == 0, timeout_s=60, what="the last worker")
+        wait_until(lambda: stage.reconcile().unprocessed_events == 0, timeout_s=60 + 5 * kills, what="the last worker")
     found = stage.reconcile()
-    assert records(stage) == published
-    assert found.ledger_tokens == published * 120
+    assert records(stage) == stage.value("SELECT count(DISTINCT request_id) FROM usage_records") == sum(published)
+    assert found.ledger_tokens == sum(published) * 120
     assert (found.ledger_drift_nanos, found.dead_letters) == (0, 0)
+
+
+@pytest.mark.scenario(57)
+def test_a_closed_tenant_gets_its_final_invoice_at_the_schedules_next_look(stage, env, tmp_path):
+    """Within a minute by default, and not after the hour of grace that an ended period has."""
+    assert BillingSettings.model_fields["billing_schedule_s"].default == 60
+    tenant = stage.tenant()
+    with worker(env | {"TENORA_BILLING_SCHEDULE_S": "1", "TENORA_BILLING_GRACE_S": "604800"}, tmp_path / "log"):
+        stage.publish(stage.event(tenant, output_tokens=1_000_000))
+        wait_until(lambda: records(stage) == 1, timeout_s=60, what="the record")
+        with unit_of_work(stage.engine) as session:
+            ended_at = ending.end_subscription(session, tenant)
+        found = "SELECT kind, total_cents, period_end FROM invoices"
+        (invoice,) = wait_until(lambda: stage.rows(found), timeout_s=60, what="the final invoice")
+    assert tuple(invoice.values()) == ("final", 60, ended_at)
 
 
 def test_two_workers_share_the_stream(stage, env, tmp_path):

@@ -61,6 +61,51 @@ def test_a_wrong_field_is_named(shared_api, body, param):
     assert problem["request_id"] == response.headers["x-request-id"]
 
 
+OVERLAPPING = [{"up_to": up_to, "unit_price_nanos": 5} for up_to in (1_000, 500, None)]
+TIERS = {"quantity": "output_tokens", "mode": "graduated", "tiers": OVERLAPPING}
+OUTPUT = ("prices", "output_nanos")
+VERSION, CREDITS = "admin/plans/{plan}/versions", "admin/tenants/{tenant}/credits"
+DISCOUNTS, CALENDAR = "admin/tenants/{tenant}/discounts", "admin/tenants/{tenant}/billing-calendar"
+PAST = "2020-01-01T00:00:00Z"
+PAST_START = {"effective_from": PAST}
+PAID, DISCOUNT = {"kind": "paid", "amount_nanos": 10_000_000}, {"name": "x", "amount_nanos": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code", "param", "fix"),
+    [
+        ("POST", VERSION, with_(PLAN, -1, *OUTPUT), "invalid_value", "prices.output_nanos", "at least 0"),
+        ("POST", VERSION, with_(PLAN, 0.5, *OUTPUT), "invalid_value", "prices.output_nanos", "a whole number"),
+        ("POST", VERSION, with_(PLAN, "free", *OUTPUT), "invalid_value", "prices.output_nanos", "a whole number"),
+        (
+            "POST", VERSION, with_(PLAN, [TIERS], "prices", "tiers"), "invalid_price_card",
+            "prices.tiers[0].tiers[1].up_to", "larger than in the tier before",
+        ),
+        ("POST", VERSION, PLAN | PAST_START, "invalid_value", "effective_from", "Leave it out"),
+        ("POST", CREDITS, PAID | {"amount_nanos": -5}, "invalid_value", "amount_nanos", "at least 1"),
+        ("POST", CREDITS, PAID | {"amount_nanos": 0.5}, "invalid_value", "amount_nanos", "a whole number"),
+        ("POST", CREDITS, PAID | {"kind": "gold"}, "invalid_value", "kind", "one of paid, promotional"),
+        ("POST", CREDITS, PAID | {"expires_at": PAST}, "invalid_value", "expires_at", "use a later instant"),
+        ("POST", DISCOUNTS, DISCOUNT | {"currency": "eur"}, "unknown_field", "currency", "Use name"),
+        ("POST", DISCOUNTS, DISCOUNT | PAST_START, "invalid_value", "effective_from", "leave it out"),
+        ("PUT", CALENDAR, {"zone": "Mars/Olympus"}, "unknown_zone", "zone", "such as Europe/Berlin"),
+    ],
+)  # fmt: skip
+def test_wrong_money_and_times_are_refused_with_code_field_and_fix(shared_api, method, path, body, code, param, fix):
+    plan = shared_api.plan()
+    tenant = shared_api.tenant(plan["name"])
+    body = {name: value for name, value in body.items() if name != "name" or "plans" not in path}
+    url = f"/api/v1/{path.format(plan=plan['id'], tenant=tenant.id)}"
+    response = shared_api.admin.request(method, url, json=body)
+    problem = response.json()
+    assert (response.status_code, problem["code"], problem["param"]) == (400, code, param), response.text
+    assert param in problem["detail"]
+    assert fix in problem["detail"]
+    assert len(shared_api.admin.get(f"/api/v1/admin/plans/{plan['id']}/versions").json()["data"]) == 1
+    for kept in ("credits", "discounts"):
+        assert shared_api.admin.get(f"/api/v1/admin/tenants/{tenant.id}/{kept}").json()["data"] == []
+
+
 @pytest.mark.parametrize(
     ("content", "code"),
     [

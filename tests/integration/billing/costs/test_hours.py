@@ -68,6 +68,22 @@ def test_an_hour_is_shared_out_once_and_adds_up_to_rate_times_time(costs):
     assert allocate_due(costs.engine, costs.settings).hours == 0
 
 
+def test_prompts_of_estimates_and_answers_lost_with_their_gateway_are_unclaimed(costs):
+    """An estimate bills its whole prompt as cached, so that the engine computed it is claimed by no usage."""
+    costs.rate()
+    (a,) = costs.tenants(1)
+    costs.use(
+        a, ended_s=120, input_tokens=1_000, cached_tokens=1_000, output_tokens=101, outcome="gateway_gone",
+        estimated=True,
+    )  # fmt: skip
+    estimate, lost = {"prefill": 1_000, "decode": 100}, {"prefill": 500, "decode": 50}
+    work = {f"{kind}_tokens": estimate[kind] + lost[kind] for kind in estimate}
+    costs.store(costs.window(100, 130, busy_ms=1_800, steps=152, sequence_steps=152, **work, final=True))
+    allocate_due(costs.engine, costs.settings)
+    # Before a fit, a prompt token weighs 1 and a decoded one 2.
+    assert costs.rows() == {a: 200_000, "unclaimed": 1_600_000, "idle": 28_200_000}
+
+
 def test_a_request_across_the_border_of_two_hours_is_in_both_and_nothing_is_counted_twice(costs):
     costs.rate()
     (a,) = costs.tenants(1)

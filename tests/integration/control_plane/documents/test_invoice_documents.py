@@ -28,6 +28,7 @@ from core.contracts.usage import UsageEvent
 from core.db import unit_of_work
 from core.errors import Unavailable
 from core.ids import new_id
+from tests.fixtures.control_plane.api import PRICES
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def bill(engine, redis):
     stream.ensure_group()
     meter = Meter(engine, stream, BillingSettings())
 
-    def run(tenant_id: str, adapter_ids, requests: int = 5):
+    def run(tenant_id: str, adapter_ids, requests: int = 5, service_tier: str = "default"):
         adapter_ids = list(adapter_ids)
         settled_at_ms = time.time_ns() // 1_000_000 - 5_000
         for adapter_id in adapter_ids:
@@ -47,7 +48,7 @@ def bill(engine, redis):
                     request_id=new_id("req"), tenant_id=tenant_id, key_id="key_1", base_model="tiny-instruct",
                     adapter_id=adapter_id, revision_id=None, replica_id="rep_1", outcome="done",
                     started_at_ms=settled_at_ms - 9, settled_at_ms=settled_at_ms,
-                    input_tokens=100, cached_tokens=40, output_tokens=7, kv_page_ms=9_500,
+                    input_tokens=100, cached_tokens=40, output_tokens=7, kv_page_ms=9_500, service_tier=service_tier,
                 )  # fmt: skip
                 redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
         while entries := stream.read(count=500, block_ms=None):
@@ -89,6 +90,23 @@ def test_lines_come_in_pages_and_explain_themselves_down_to_the_requests(api, bi
             assert each["price"]["mode"] == "unit"
     first = explained[0]
     assert first["arithmetic"] == "300 token x 100 nanodollars = 30000 nanodollars"
+
+
+@pytest.mark.scenario(16)
+def test_a_line_of_flex_usage_explains_itself_at_the_price_that_it_paid(api, bill):
+    tenant = api.tenant(api.plan(prices=PRICES | {"batch_factor_permille": 500})["name"])
+    invoice = bill(tenant.id, [None], service_tier="flex")
+    path = f"/api/v1/invoices/{invoice.id}/explain"
+    explained = {each["line"]["kind"]: each for each in tenant.http.get(path).raise_for_status().json()["data"]}
+    output = explained["output_tokens"]
+    assert (output["line"]["service_tier"], output["line"]["list_price_nanos"]) == ("flex", 400)
+    assert output["line"]["batch_discount_nanos"] == output["line"]["amount_nanos"] == 5 * 7 * 200
+    assert output["arithmetic"] == "35 token x 200 nanodollars (list price 400, 7000 less in all) = 7000 nanodollars"
+    assert output["price"]["unit_price_nanos"] == 200
+    for each in explained.values():
+        page = tenant.http.get(each["requests_url"]).raise_for_status().json()
+        assert page["matches"]
+        assert all(row["rerated_equal"] for row in page["data"])
 
 
 def test_the_csv_of_an_invoice_has_every_line_and_no_formula(api, base, bill, engine):

@@ -70,6 +70,62 @@ def test_a_wrong_card_is_refused_by_field_and_nothing_is_written(api, engine, ch
     assert len(api.admin.get(f"/api/v1/admin/plans/{plan['id']}/versions").json()["data"]) == 1
 
 
+@pytest.mark.scenario(12)
+@pytest.mark.parametrize(
+    ("prices", "code", "param"),
+    [
+        ({name: 1 for name in PRICES if name != "output_nanos"}, "missing_field", "prices.output_nanos"),
+        ({"models": [PRICES | {"base_model": "tiny-instruct"}]}, "missing_field", "prices.input_nanos"),
+        (PRICES | {"output_nanos": None}, "invalid_value", "prices.output_nanos"),
+        (PRICES | {"models": [{"base_model": "tiny-instruct", "input_nanos": 1}]}, "missing_field", "prices.models[0]"),
+        (PRICES | {"models": [PRICES]}, "missing_field", "prices.models[0].base_model"),
+    ],
+)
+def test_a_card_that_leaves_a_model_without_a_price_is_refused_wherever_a_card_is_given(api, base, prices, code, param):
+    """A card's own prices are those of every model without an entry, and none of them has a default."""
+    plan = api.plan()
+    tenant = api.tenant(plan["name"])
+    whole = draft(api, plan).json()
+    for answer in (
+        api.admin.post("/api/v1/admin/plans", json={"name": "bare", "limits": LIMITS, "prices": prices}),
+        add_version(api, plan, prices),
+        draft(api, plan, prices),
+        api.admin.put(f"{drafts_of(plan)}/{whole['id']}", json={"limits": LIMITS, "prices": prices}),
+        api.admin.post(f"/api/v1/admin/tenants/{tenant.id}/price-overrides", json={"prices": prices}),
+    ):
+        problem = answer.json()
+        assert (answer.status_code, problem["code"]) == (400, code), answer.text
+        assert problem["param"].startswith(param)
+        assert problem["param"] in problem["detail"]
+    assert [each["version"] for each in api.admin.get("/api/v1/admin/plans").json()["data"]] == [1]
+    assert len(api.admin.get(drafts_of(plan)).json()["data"]) == 1
+
+
+@pytest.mark.scenario(16)
+def test_a_batch_factor_comes_back_from_a_draft_a_version_and_an_override_and_reaches_gateways(api, relay, redis):
+    plan = api.plan()
+    tenant = api.tenant(plan["name"])
+    drain(relay)
+    assert grant(redis, tenant).flex_prices is None
+    half, quarter = (PRICES | {"batch_factor_permille": factor} for factor in (500, 250))
+    made = draft(api, plan, half).raise_for_status().json()
+    (listed,) = api.admin.get(drafts_of(plan)).json()["data"]
+    assert made["prices"] == listed["prices"] == half
+    published = api.admin.post(f"{drafts_of(plan)}/{made['id']}/publish", json={}).raise_for_status().json()
+    assert published["prices"] == half
+    drain(relay)
+    assert grant(redis, tenant).flex_prices.output_nanos == PRICES["output_nanos"] // 2
+    of_tenant = f"/api/v1/admin/tenants/{tenant.id}/price-overrides"
+    override = api.admin.post(of_tenant, json={"prices": quarter}).raise_for_status().json()
+    (shown,) = api.admin.get(of_tenant).json()["data"]
+    assert override["prices"] == shown["prices"] == quarter
+    drain(relay)
+    assert grant(redis, tenant).flex_prices.output_nanos == PRICES["output_nanos"] // 4
+    api.admin.post(of_tenant, json={"prices": PRICES}).raise_for_status()
+    drain(relay)
+    assert grant(redis, tenant).flex_prices is None, "without a factor there is no flex tier"
+
+
 @pytest.mark.scenario(9)
 def test_a_scheduled_version_applies_from_its_instant_without_a_restart(api, relay, redis, engine):
     plan = api.plan()

@@ -3,11 +3,17 @@
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import httpx
+import msgspec
 import pytest
+from redis import Redis
 
-from tests.fixtures.control_plane.api import LIMITS, PRICES, Api, running_api
+from core import redis_keys
+from core.contracts.usage import UsageEvent
+from tests.conftest import wait_until
+from tests.fixtures.control_plane.api import LIMITS, PRICES, Api, Tenant, running_api
 from tests.fixtures.control_plane.ready_revisions import ready_revision
 from tests.fixtures.control_plane.two_gateways import AMPLE, Platform, two_gateways
 from tests.fixtures.gateway.tiny_tokenizer import tiny_route
@@ -175,6 +181,39 @@ def test_a_revision_that_is_shown_as_ready_can_be_called_at_every_gateway(platfo
                 assert (shown["status"], shown["stage"]) == ("validating", "publishing")
             assert gateways.statuses(tenant.key, f"/v1/models/bot@{revision}") == {200}
             assert tenant.http.get(path).json()["status"] == "ready", "it stays so"
+
+
+@pytest.mark.scenario(9)
+def test_a_scheduled_version_is_in_force_at_every_gateway_from_its_instant(platform, redis, promised_s):
+    """Neither earlier, nor more than two seconds later: by the worker, its loops and the gateways as they run."""
+    admin, plan = platform.api.admin, platform.api.plan(limits=AMPLE)
+    tenant = platform.api.tenant(plan["name"])
+    begins = datetime.now(UTC) + timedelta(seconds=4)
+    version = {"limits": LIMITS | AMPLE | {"output_tokens": 99}, "prices": PRICES | {"output_nanos": 1}}
+    version["effective_from"] = begins.isoformat()
+    admin.post(f"/api/v1/admin/plans/{plan['id']}/versions", json=version).raise_for_status()
+    with Gateways(platform) as gateways:
+        assert gateways.completions(tenant.key) == {200}
+        known = [gateways.output_tokens(tenant.key, BASE)]
+        while known[-1] != [99, 99]:
+            asked = datetime.now(UTC)
+            known.append(gateways.output_tokens(tenant.key, BASE))
+            assert asked < begins + timedelta(seconds=promised_s(2)) or known[-1] == [99, 99]
+            assert 99 not in known[-1] or datetime.now(UTC) >= begins
+        assert set(known[0]) == {LIMITS["output_tokens"]}
+        assert gateways.completions(tenant.key) == {200}
+    events = wait_until(lambda: (found := usage(redis, tenant)) and len(found) == 4 and found, what="four events")
+    (now,) = (each for each in admin.get("/api/v1/admin/plans").json()["data"] if each["id"] == plan["id"])
+    assert (plan["version"], now["version"]) == (1, 2)
+    expected = [each["price_version_id"] for each in (plan, plan, now, now)]
+    assert [event.price_version_id for event in events] == expected
+
+
+def usage(redis: Redis, tenant: Tenant) -> list[UsageEvent]:
+    """The tenant's usage in the stream, in the order of its end."""
+    entries = redis.xrange(redis_keys.USAGE_STREAM)
+    events = [msgspec.json.decode(fields[b"event"], type=UsageEvent) for _, fields in entries]
+    return [event for event in events if event.tenant_id == tenant.id]
 
 
 def test_without_the_worker_a_revocation_says_that_it_is_not_in_force(waiting_api):

@@ -1,5 +1,7 @@
 """Usage and costs in OpenAI's shapes, read with OpenAI's own SDK, and held against the ledger."""
 
+import csv
+import io
 import json
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -18,6 +20,7 @@ from billing.usage import buckets
 from core import redis_keys
 from core.contracts.usage import REST, UsageEvent
 from core.ids import new_id
+from tests.fixtures.control_plane.api import PRICES
 
 DAY = datetime(2026, 11, 3, tzinfo=UTC)
 USAGE, COSTS = "/v1/organization/usage/completions", "/v1/organization/costs"
@@ -102,6 +105,31 @@ def test_openais_own_sdk_reads_usage_by_several_groups(api, tenant):
     # 40 cached tokens at 10 instead of 100 nanodollars
     assert first[0].cached_savings_nanos == 40 * 90
     assert (page.has_more, page.next_page) == (False, None)
+
+
+def test_usage_by_service_tier_has_flex_requests_apart_at_their_price(api, meter):
+    """OpenAI groups costs by no service tier; a sum of them has both."""
+    half = PRICES | {"batch_factor_permille": 500}
+    tenant = api.tenant(api.plan(prices=half)["name"])
+    meter(*(used(tenant.id, DAY, service_tier=tier) for tier in ("default", "flex", "flex")))
+    page = client(api, tenant).admin.organization.usage.completions(
+        start_time=START, end_time=END, group_by=["service_tier"], bucket_width="1d"
+    )
+    flex, default = sorted(page.data[0].results, key=lambda each: each.service_tier, reverse=True)
+    assert [(each.service_tier, each.num_model_requests, each.output_tokens) for each in (flex, default)] == [
+        ("flex", 2, 14),
+        ("default", 1, 7),
+    ]
+    assert default.amount_nanos == 60 * 100 + 40 * 10 + 7 * 400 + 47
+    assert flex.amount_nanos == 2 * (60 * 50 + 40 * 5 + 7 * 200 + 19), "5 nanodollars a page-second are cut to 2"
+    times = {"start_time": START, "end_time": END}
+    whole = exact(tenant.http.get(USAGE, params=times))["data"][0]["results"]
+    assert [(each["service_tier"], each["num_model_requests"]) for each in whole] == [(None, 3)]
+    costs = exact(tenant.http.get(COSTS, params=times))["data"][0]["results"]
+    assert [each["amount_nanos"] for each in costs] == [default.amount_nanos + flex.amount_nanos]
+    shown = tenant.http.get(USAGE, params=times | {"group_by": "service_tier", "format": "csv"})
+    rows = list(csv.DictReader(io.StringIO(shown.text, newline="")))
+    assert {row["service_tier"]: int(row["num_model_requests"]) for row in rows} == {"default": 1, "flex": 2}
 
 
 def test_openais_own_sdk_reads_costs_and_their_line_items(api, tenant):
@@ -246,6 +274,7 @@ def test_one_tenant_never_sees_anothers_usage(api, tenant):
         (USAGE, {"start_time": START, "group_by": "user_id"}, "group_by", "model, project_id, api_key_id"),
         (USAGE, {"start_time": START, "group_by": ["model"] * 9}, "group_by", "group_by"),
         (COSTS, {"start_time": START, "group_by": "model"}, "group_by", "line_item, project_id, api_key_id"),
+        (COSTS, {"start_time": START, "group_by": "service_tier"}, "group_by", "line_item, project_id, api_key_id"),
         (USAGE, {"start_time": START, "limit": 0}, "limit", "1 to 31"),
         (USAGE, {"start_time": START, "limit": 32}, "limit", "1 to 31"),
         (COSTS, {"start_time": START, "limit": 181}, "limit", "1 to 180"),

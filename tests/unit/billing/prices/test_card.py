@@ -1,7 +1,11 @@
 """A price card finds the price of each model, and the highest price that a request can have."""
 
+import itertools
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from billing.prices.card import ModelCardPrices, PriceCard, PriceTier, TieredPrice, check
 from core.contracts.grants import Prices
@@ -72,6 +76,24 @@ def test_a_card_with_everything_is_accepted():
 def test_a_card_needs_the_prices_of_models_without_an_entry():
     with pytest.raises(msgspec.ValidationError, match="output_nanos"):
         msgspec.convert({name: 1 for name in PRICES if name != "output_nanos"}, PriceCard)
+
+
+@pytest.mark.scenario(12)
+@given(
+    entries=st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([None, 16, 64])), unique=True, max_size=4),
+    factor=st.sampled_from([None, 500]),
+)
+def test_every_model_rank_class_and_service_tier_has_a_price(entries, factor):
+    """Whatever a card lists: its shape leaves no model out."""
+    models = tuple(model(name, 100 + at, rank_class=rank) for at, (name, rank) in enumerate(entries))
+    given_card = card(models=models, batch_factor_permille=factor)
+    check(given_card, base_models=["a", "b"])
+    for name, rank, tier in itertools.product(["a", "b", "not listed"], [None, 16, 64, 128], ["default", "flex"]):
+        found = given_card.held(name, rank, tier)
+        assert all(isinstance(getattr(found, each), int) for each in PRICES)
+        at = next((entries.index(key) for key in ((name, rank), (name, None)) if key in entries), None)
+        listed = PRICES["output_nanos"] if at is None else 100 + at
+        assert found.output_nanos == (listed // 2 if factor and tier == "flex" else listed)
 
 
 @pytest.mark.parametrize(

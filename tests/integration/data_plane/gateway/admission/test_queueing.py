@@ -260,6 +260,45 @@ def test_a_flex_request_waits_for_default_ones_and_pays_the_batch_factor(stack):
     assert flex[0].answer.service_tier == "flex"
 
 
+def test_a_flex_request_waits_for_a_default_one_that_waits_at_another_gateway(stack):
+    """Each gateway alone would serve its own request: the place becomes free at the gateway of the flex request."""
+    other = stack.opened.enter_context(processes.gateway(stack.folder, stack.redis_url, "two", **SETTINGS))
+    free = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
+    flexible, plain = stack.tenant(prices=free, flex_prices=free), stack.tenant()
+    here, elsewhere, since = flexible.sdk(), plain.sdk(other.url), len(stack.witness.received())
+    streams = fill(here)
+    flex = queued(stack, flexible, here, 1, content="flex", service_tier="flex")
+    default = Asked(elsewhere, content="default")
+    wait_until(lambda: waiting(other) == 1, what="the default request to wait")
+    for _ in range(2):  # the replies of the first one are processed before the second one
+        exchanged(stack)
+    stack.witness.release(1)
+    assert reached(stack.witness, since, 3)[-1]["messages"][0]["content"] == "default"
+    assert waiting(stack.gateway) == 1, "the flex request"
+    finish(stack.witness, streams, [default, *flex])
+    assert reached(stack.witness, since, 4)[-1]["messages"][0]["content"] == "flex"
+
+
+def exchanged(stack: Stack) -> None:
+    """Each of the two gateways writes what it has and reads what the other has, in one step, after this call began."""
+
+    def left_ms() -> dict[bytes, int]:
+        """Until each gateway's backlog expires: more than before once it is written again."""
+        return {key: stack.client.pttl(key) for key in stack.client.keys(redis_keys.gateway_backlog("*", "*"))}
+
+    wait_until(lambda: len(left_ms()) == 2, what="two gateways' backlogs")
+    last, again = left_ms(), set()
+
+    def all_again() -> bool:
+        nonlocal last
+        now = left_ms()
+        again.update(key for key, left in now.items() if left > last.get(key, left))
+        last = now
+        return len(again) == 2
+
+    wait_until(all_again, what="the gateways' next exchange")
+
+
 def test_a_flex_request_without_room_in_time_is_refused_and_not_charged(stack, redis_server, tmp_path):
     free = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
     tenant = stack.tenant(prices=free, flex_prices=free)

@@ -55,6 +55,26 @@ def test_a_better_tier_goes_first_even_behind_another_gateway(ours, theirs):
     assert stage.tokens("other") == 0
 
 
+@pytest.mark.parametrize(("flex", "default"), [([128], [128]), ([128, 0], [0, 128]), ([64, 64], [128, 0])])
+def test_flex_requests_yield_to_all_others_behind_any_gateway(flex, default):
+    stage = Stage(len(flex), pages=PAGES)
+    traffic = stage.always("flex", flex, service_tier="flex", tier=0), stage.always("default", default, tier=9)
+    run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
+    assert stage.tokens("default") >= 0.95 * stage.tokens_at_most(until_s=SECONDS)
+    assert stage.tokens("flex") == 0
+
+
+def test_flex_requests_that_wait_at_another_gateway_delay_no_other_and_use_what_is_left():
+    waits = []
+    for flex in (0, 128):
+        stage = Stage(2, pages=PAGES, wait_s=30)
+        quiet = stage.at_a_rate("quiet", 2, [1, 0])
+        run_in_virtual_time(stage.run(quiet, stage.always("flex", [0, flex], service_tier="flex"), seconds=SECONDS))
+        waits.append([each.waited_s for each in stage.served if each.tenant_id == "quiet"])
+        assert stage.tokens("flex") >= (0.9 * stage.tokens_at_most(until_s=SECONDS) if flex else 0)
+    assert max(waits[1]) <= max(waits[0]) + 0.06, "it takes of the pages that flex requests leave"
+
+
 def test_a_tenant_that_yields_to_tenants_behind_another_gateway_is_counted_once():
     stage, before = Stage(2, pages=PAGES), REGISTRY.get_sample_value(YIELDS)
     traffic = stage.always("one", [90, 0]), stage.always("other", [0, 90])
