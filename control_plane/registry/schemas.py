@@ -12,7 +12,7 @@ Status = Literal["uploading", "validating", "ready", "rejected"]
 NAME: Final = re.compile("^[a-z0-9][a-z0-9-]{0,62}$")
 """Names of adapters and aliases."""
 
-RevisionId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+RevisionId = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 
 
 class NewBaseModel(BaseModelSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):

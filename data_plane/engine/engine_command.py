@@ -61,6 +61,7 @@ _OWN: Final = frozenset(f"TENORA_{name}".upper() for part in _PARTS for name in 
 _SYSTEM: Final = frozenset(
     {"HOME", "HOSTNAME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER",
      "VIRTUAL_ENV", "XDG_CACHE_HOME",
+     "AWS_CA_BUNDLE",  # the authority of the object store, from which the engine loads adapters
      "TENORA_HOME"}  # by it, a supervisor recognizes the processes that it has started
 )  # fmt: skip
 _LIBRARIES: Final = (

@@ -244,15 +244,21 @@ def test_an_empty_ledger_leaves_nothing_to_rebuild(stage):
     assert stage.redis.exists(redis_keys.QUOTAS_REBUILT)
 
 
-def test_the_command_reports_its_result(stage, platform, redis_settings, postgres_settings):
+def test_the_command_reports_its_result_and_is_in_the_audit_trail(stage, platform, redis_settings, postgres_settings):
     tenant_id = platform.tenant()
     platform.publish()
     platform.serve(tenant_id)
     platform.lose()
-    done = subprocess.run(
-        [sys.executable, "-m", "billing", "rebuild-quotas", "--tenant", tenant_id],
-        env={"TENORA_REDIS_URL": redis_settings.redis_url, "TENORA_POSTGRES_DSN": postgres_settings.postgres_dsn},
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert done.stdout.startswith("1 tenants and 1 keys with limits: ")
-    assert platform.counts()[redis_keys.tenant_quota(tenant_id)][0] == 120
+    for arguments in (["--tenant", tenant_id], []):
+        done = subprocess.run(
+            [sys.executable, "-m", "billing", "rebuild-quotas", *arguments],
+            env=environment(postgres_settings.postgres_dsn, redis_settings.redis_url),
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert done.stdout.startswith("1 tenants and 1 keys with limits: ")
+        assert platform.counts()[redis_keys.tenant_quota(tenant_id)][0] == 120
+    audited = stage.rows("SELECT actor, action, target FROM audit_events ORDER BY created_at")
+    assert [tuple(row.values()) for row in audited] == [
+        ("operator", "quotas.rebuilt", tenant_id),
+        ("operator", "quotas.rebuilt", "all tenants"),
+    ]

@@ -250,6 +250,10 @@ def test_the_redrive_command_moves_dead_letters_back(stage, env):
     assert done.stdout == "1 dead letters moved back to the stream\n"
     assert stage.dead_letters() == []
     assert stage.reconcile().unprocessed_events == 1
+    (audited,) = stage.rows("SELECT actor, action, target, details FROM audit_events")
+    assert audited == {
+        "actor": "operator", "action": "dead_letters.redriven", "target": "usage", "details": {"count_max": 5},
+    }  # fmt: skip
     refused = subprocess.run([*argv, "0"], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 2
     assert "--count" in refused.stderr

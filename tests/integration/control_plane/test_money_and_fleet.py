@@ -53,7 +53,7 @@ def meter(engine, redis):
     return run
 
 
-def test_replicas_are_listed_as_their_agents_report_them_and_drained_on_request(api, redis):
+def test_replicas_are_listed_as_their_agents_report_them_and_drained_on_request(api, redis, engine):
     publish(redis, replica("rep_a"))
     publish(redis, replica("rep_b", "starting"))
     redis.zadd(redis_keys.REPLICAS, {"rep_gone": 1})
@@ -67,6 +67,12 @@ def test_replicas_are_listed_as_their_agents_report_them_and_drained_on_request(
     assert redis.exists(redis_keys.replica_drain("rep_a"))
     absent = api.admin.post("/api/v1/admin/replicas/rep_gone/drain")
     assert (absent.status_code, absent.json()["code"]) == (404, "replica_not_found")
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql(
+            "SELECT actor, target FROM audit_events WHERE action = 'replica.drained'"
+        ).all()
+        admin = connection.exec_driver_sql("SELECT id FROM api_keys WHERE tenant_id IS NULL").scalar_one()
+    assert [tuple(row) for row in rows] == [(admin, "rep_a")], "what was not done is not recorded"
 
 
 def test_the_quota_shows_gateways_holds_and_counts(api, redis):

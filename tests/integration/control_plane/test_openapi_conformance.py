@@ -1,5 +1,6 @@
-"""Every operation of the OpenAPI document, called by schemathesis with data that the document allows and forbids: no
-answer is a server error, each is documented, and the document allows what the code allows.
+"""Every operation of the OpenAPI document, called by schemathesis with data that the document allows and forbids, on
+objects that exist and on others: no answer is a server error, each is documented, and the document allows what the
+code allows.
 """
 
 import secrets
@@ -8,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import redis as redis_client
 import schemathesis
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -17,10 +19,16 @@ from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from billing.notifications.settings import NotificationSettings
+from billing.notifications.signing_secrets import SecretBox
+from billing.payments.settings import WebhookSettings
+from billing.stripe_settings import StripeSettings
 from control_plane.settings import WebSettings
+from core import db
 from core.settings import RedisSettings
 from tests.conftest import create_database
 from tests.fixtures.control_plane.api import Api, control_settings, running_api
+from tests.fixtures.control_plane.every_write import EveryWrite
+from tests.fixtures.control_plane.ready_revisions import ready_revision
 from tests.fixtures.examples import examples
 from tests.fixtures.uploads.peft_adapters import tiny_base
 
@@ -28,6 +36,8 @@ FILES = [
     {"path": "adapter_config.json", "size_bytes": 400, "sha256": "0" * 64},
     {"path": "adapter_model.safetensors", "size_bytes": 4000, "sha256": "1" * 64},
 ]
+KEY = "key-of-the-tests"
+AT = st.integers(0, 3)
 ENDPOINTS = "/api/v1/notification-endpoints"
 THOROUGH = settings.get_current_profile_name() == "thorough"  # other runs try the same data each time
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
@@ -48,6 +58,9 @@ NOT_IN_A_SCHEMA = {
     "country_missing",
     "invalid_vat_id",
     ("POST", "/api/v1/admin/invoices/{invoice_id}/credit-notes", "amount_cents"),
+    ("POST", "/api/v1/admin/usage/{request_id}/amend"),  # quantities that must differ, and cached ones are a part
+    ("POST", "/api/v1/adapters/{name}/revisions"),  # the report on the announced files
+    ("PUT", "/api/v1/adapters/{name}/aliases/{alias}"),  # one of two fields, and revisions by their ids
     ("PUT", "/api/v1/admin/tenants/{tenant_id}/billing-profile", "exempt_until"),
     ("POST", "/api/v1/admin/billing/tax-rates", "effective_from"),
     ("POST", "/api/v1/admin/billing/close", "until"),
@@ -89,63 +102,69 @@ NOT_IN_A_SCHEMA = {
         for parameter in ("start_time", "end_time", "limit", "models", "project_ids", "api_key_ids", "line_items")
     ),
 }
-"""Codes, or routes and fields, of data that the document allows and the code refuses, because of other data."""
+"""Codes, or routes and fields, of data that the document allows and the code refuses, because of other data. A route
+alone stands for all its fields.
+"""
 
 
 @pytest.fixture(scope="module")
-def api(postgres_server, migrated_template, redis_server, s3_settings) -> Iterator[Api]:
+def walk(postgres_server, migrated_template, redis_server, s3_settings) -> Iterator[EveryWrite]:
+    """The platform after a walk through all writes: of every kind of object there is one."""
     postgres = create_database(postgres_server, f"openapi_{secrets.token_hex(6)}", migrated_template)
-    web = WebSettings(control_port=0, acknowledge_wait_ms=1, control_tenant_requests_per_minute=1_000_000)
-    redis = RedisSettings(redis_url=redis_server)
-    notifications = NotificationSettings(
-        notifications_key=SecretStr("key-of-the-tests"),
-        notifications_email_from="billing@tenora.example",
-        notifications_allow_loopback=True,
-        notifications_resolve_ms=200,
-        deployment="one-machine",
+    settings = control_settings(
+        postgres,
+        RedisSettings(redis_url=redis_server),
+        s3_settings,
+        web=WebSettings(control_port=0, acknowledge_wait_ms=1, control_tenant_requests_per_minute=1_000_000),
+        stripe=StripeSettings(stripe_webhook_secret=SecretStr("whsec_of_the_tests")),
+        webhooks=WebhookSettings(payments_page_wait_ms=0),
+        notifications=NotificationSettings(
+            notifications_key=SecretStr(KEY),
+            notifications_email_from="billing@tenora.example",
+            notifications_allow_loopback=True,
+            notifications_resolve_ms=200,
+            deployment="one-machine",
+        ),
     )
-    with running_api(control_settings(postgres, redis, s3_settings, web=web, notifications=notifications)) as running:
-        yield running
+    engine = db.connect(postgres)
+    with running_api(settings) as api, redis_client.Redis.from_url(redis_server) as redis:
+        walk = EveryWrite(api, engine, redis, SecretBox([KEY.encode()]))
+        walk.run()
+        yield walk
+    engine.dispose()
 
 
 @pytest.fixture(scope="module")
-def tenant(api):
-    base = tiny_base()
-    api.register(base).raise_for_status()
-    made = api.tenant()
-    made.adapter("mine", base)
-    return made
+def api(walk) -> Api:
+    return walk.api
 
 
 @pytest.fixture(scope="module")
-def existing(api, tenant) -> dict[str, Any]:
+def tenant(walk):
+    return walk.tenant
+
+
+@pytest.fixture(scope="module")
+def existing(walk, tenant) -> dict[str, list[Any]]:
     """Values of path parameters for which there is something."""
     webhook = {"kind": "webhook", "address": "https://127.0.0.1/"}
     endpoint = tenant.http.post(ENDPOINTS, json=webhook).raise_for_status().json()
-    return {
-        "tenant_id": tenant.id,
-        "plan_id": api.admin.get("/api/v1/admin/plans").json()["data"][0]["id"],
-        "base_model": tiny_base().id,
-        "key_id": tenant.http.post("/api/v1/api-keys", json={}).raise_for_status().json()["id"],
-        "name": "mine",
-        "revision_id": tenant.announce("mine", FILES)["id"],
-        "alias": "prod",
-        "change_id": 1,
-        "lot_id": api.admin.post(
-            f"/api/v1/admin/tenants/{tenant.id}/credits", json={"kind": "paid", "amount_nanos": 10_000_000_000}
-        )
-        .raise_for_status()
-        .json()["id"],
-        "endpoint_id": endpoint["id"],
-        "delivery_id": tenant.http.post(f"{ENDPOINTS}/{endpoint['id']}/messages").raise_for_status().json()["id"],
+    ready, _ = ready_revision(walk.engine, tenant.adapter("mine", tiny_base())["id"])
+    tenant.http.put("/api/v1/adapters/mine/aliases/prod", json={"revision": ready}).raise_for_status()
+    return walk.existing() | {
+        "name": ["mine"],
+        "revision_id": [tenant.announce("mine", FILES)["id"], ready],
+        "alias": ["prod"],
+        "endpoint_id": [endpoint["id"]],
+        "delivery_id": [tenant.http.post(f"{ENDPOINTS}/{endpoint['id']}/messages").raise_for_status().json()["id"]],
     }
 
 
-def call_everything(schema, key: str, existing: dict[str, Any]) -> None:
+def call_everything(schema, key: str, existing: dict[str, list[Any]]) -> None:
     load_all_checks()
     failed = []
-    for result in schema.get_all_operations():
-        operation = result.ok()
+    operations = [result.ok() for result in schema.get_all_operations()]
+    for operation in sorted(operations, key=_ends_something):
         try:
             _call(operation, key, existing)
         except (AssertionError, ExceptionGroup) as error:
@@ -155,15 +174,21 @@ def call_everything(schema, key: str, existing: dict[str, Any]) -> None:
         raise ExceptionGroup("operations that the document does not describe", failed)
 
 
-def _call(operation, key: str, existing: dict[str, Any]) -> None:
+def _ends_something(operation) -> bool:
+    """Whether other operations would find less afterwards: a deletion, a closed period."""
+    return operation.method == "delete" or operation.path.endswith("/close")
+
+
+def _call(operation, key: str, existing: dict[str, list[Any]]) -> None:
     @examples(100, quick=8, derandomize=not THOROUGH, suppress_health_check=list(HealthCheck), database=None)
-    @given(data=st.data(), mode=st.sampled_from([POSITIVE, NEGATIVE]), found=st.booleans())
-    def calls(data, mode, found):
+    @given(data=st.data(), mode=st.sampled_from([POSITIVE, NEGATIVE]), found=st.booleans(), at=AT)
+    def calls(data, mode, found, at):
         case = data.draw(operation.as_strategy(generation_mode=mode))
         if mode is POSITIVE:
             case.body = _with_whole_numbers(case.body)
             if found and not operation.path.endswith("/close"):  # the tenant is needed by the other routes
-                case.path_parameters |= {name: existing[name] for name in case.path_parameters if name in existing}
+                names = [name for name in case.path_parameters if name in existing]
+                case.path_parameters |= {name: existing[name][at % len(existing[name])] for name in names}
         headers = {"Authorization": f"Bearer {key}"}
         response = case.call(headers=headers)
         sent = parse_qs(urlsplit(response.request.url).query, keep_blank_values=True)
@@ -171,7 +196,7 @@ def _call(operation, key: str, existing: dict[str, Any]) -> None:
         if mode is POSITIVE and response.status_code in (400, 422):
             refused = response.json()
             route = (operation.method.upper(), operation.path, refused.get("param"))
-            assert {refused["code"], route} & NOT_IN_A_SCHEMA, refused
+            assert {refused["code"], route, route[:2]} & NOT_IN_A_SCHEMA, refused
         case.validate_response(response, headers=headers, excluded_checks=[positive_data_acceptance])
 
     calls()
@@ -194,5 +219,7 @@ def test_an_admin_gets_documented_answers_to_allowed_and_forbidden_data(api, exi
 
 @pytest.mark.hypothesis
 def test_a_tenant_gets_documented_answers_to_allowed_and_forbidden_data(api, tenant, existing):
+    active = {"status": "active"}  # the other test may have suspended it
+    api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json=active).raise_for_status()
     schema = schemathesis.openapi.from_url(f"{api.url}/schema/openapi.json").exclude(path_regex="^/api/v1/admin/")
     call_everything(schema, tenant.key, existing)

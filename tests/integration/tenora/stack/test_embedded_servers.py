@@ -7,6 +7,8 @@ import boto3
 import httpx
 import psycopg
 import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
 from pydantic import SecretStr
 
 from adapters.object_store.multipart import FilePart
@@ -14,9 +16,12 @@ from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.settings import PART_BYTES_MIN, StoreSettings
 from core.settings import S3Settings
+from tenora.settings import StackSettings
 from tenora.stack import embedded_servers
-from tenora.stack.program import free_port
-from tests.conftest import wait_until
+from tenora.stack.definition import Stack
+from tenora.stack.program import Program, free_port
+from tenora.stack.secrets_file import choose_ports, load_secrets
+from tests.conftest import running, wait_until
 
 
 def test_postgres_has_the_database(postgres_server):
@@ -39,6 +44,48 @@ def test_s3_refuses_a_wrong_secret(s3_settings):
     with pytest.raises(client.exceptions.ClientError) as refusal:
         client.list_objects_v2(Bucket="tenora")
     assert refusal.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+
+
+@pytest.fixture
+def stack_programs(tmp_path, monkeypatch) -> dict[str, Program]:
+    """The programs of one machine by their names. Its Postgres is not created."""
+    monkeypatch.setattr(Stack, "_postgres", lambda stack: stack._valkey.program)
+    root = StackSettings(home=tmp_path).root
+    stack = Stack(StackSettings(home=tmp_path), load_secrets(root), choose_ports(root))
+    return {program.name: program for program in stack.programs()}
+
+
+def test_a_replica_reads_what_workers_store_and_can_change_nothing(stack_programs):
+    def client(program: str, endpoint_of: str):
+        env, place = stack_programs[program].env, stack_programs[endpoint_of].env["TENORA_S3_ENDPOINT"]
+        return boto3.client(
+            "s3", endpoint_url=place, region_name="us-east-1", aws_access_key_id=env["TENORA_S3_ACCESS_KEY"],
+            aws_secret_access_key=env["TENORA_S3_SECRET_KEY"],
+            config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}),
+        )  # fmt: skip
+
+    def refused(call, **parameters) -> int:
+        with pytest.raises(ClientError) as refusal:
+            call(**parameters)
+        return refusal.value.response["ResponseMetadata"]["HTTPStatusCode"]
+
+    place = {"Bucket": "tenora", "Key": "adapters/abc/adapter_model.safetensors"}
+    with running(stack_programs["s3"]), running(stack_programs["s3-read"]):
+        worker, replica = client("worker", "worker"), client("replica", "replica")
+        worker.put_object(**place, Body=b"tensors")
+
+        def kept() -> bytes:
+            return worker.get_object(**place)["Body"].read()
+
+        assert replica.get_object(**place)["Body"].read() == b"tensors"
+        assert refused(replica.put_object, **place, Body=b"changed") >= 400
+        assert refused(replica.put_object, **place | {"Key": "adapters/abc/new"}, Body=b"new") >= 400
+        assert refused(replica.delete_object, **place) >= 400
+        assert kept() == b"tensors"
+        assert [each["Key"] for each in worker.list_objects_v2(Bucket="tenora")["Contents"]] == [place["Key"]]
+        for caller, endpoint in (("replica", "worker"), ("worker", "replica")):
+            assert refused(client(caller, endpoint).put_object, **place, Body=b"changed") == 403, "foreign credentials"
+        assert kept() == b"tensors"
 
 
 def test_a_killed_s3_loses_multipart_uploads_and_their_leftovers_are_removed(tmp_path):

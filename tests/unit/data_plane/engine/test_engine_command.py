@@ -71,7 +71,7 @@ def test_the_engine_learns_no_secret_of_other_processes():
     needed = {
         "PATH": "/bin", "HOME": "/root", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "2", "PYTHONPATH": "/x",
         "TENORA_ENGINE_KEY": "key", "TENORA_S3_ENDPOINT": "http://s3", "TENORA_S3_ACCESS_KEY": "a",
-        "TENORA_CACHE_DIR": "/cache", "TENORA_LOG_LEVEL": "info", "TENORA_HOME": "/home",
+        "AWS_CA_BUNDLE": "/ca.pem", "TENORA_CACHE_DIR": "/cache", "TENORA_LOG_LEVEL": "info", "TENORA_HOME": "/home",
     }  # fmt: skip
     env = engine_env(SETTINGS, "gpu", secrets | needed)
     assert not env.keys() & secrets.keys()

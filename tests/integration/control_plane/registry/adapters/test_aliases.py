@@ -57,6 +57,13 @@ def test_an_alias_change_hints_at_the_revision_to_prefetch(tenant, ready, base, 
     assert len(hinted(redis)) == 2
 
 
+@pytest.mark.parametrize("body", [{"revision": "rev\x00"}, {"weights": {"rev\x00": 1}}])
+def test_a_revision_with_a_control_character_is_refused(tenant, body):
+    refused = put(tenant, "prod", **body)
+    assert refused.status_code == 400, refused.text
+    assert "leave out control characters" in refused.json()["detail"]
+
+
 def test_gateways_receive_the_newest_revisions_and_those_with_an_alias(engine, tenant, ready, redis):
     put(tenant, "old", revision=ready[0]).raise_for_status()
     relay = OutboxRelay(engine, redis, projections(PublishingSettings(revisions_published_max=1)), SIGNER)

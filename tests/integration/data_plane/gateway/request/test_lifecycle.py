@@ -8,6 +8,7 @@ import pytest
 
 from core import redis_keys
 from tests.conftest import wait_until
+from tests.fixtures import processes
 from tests.fixtures.gateway.published import newest_name
 from tests.fixtures.witness.answer import fingerprint
 from tests.integration.data_plane.conftest import chat
@@ -123,6 +124,28 @@ def test_engines_receive_internal_names_a_salt_and_no_caller_headers(stack):
             assert tenant.key not in str(one)
     assert len(set(salts)) == 2
     assert all(len(salt) == 64 for salt in salts)
+
+
+def test_during_a_rotation_of_the_salt_both_gateways_serve_and_only_the_salt_differs(stack, tmp_path):
+    """One gateway has been restarted with the new secret, the other not yet."""
+    tenant = stack.tenant()
+    stack.publisher.adapter(tenant.id, "bot")
+    settings = {"salt_secret": "next-salt-secret-of-the-tests"}
+    with processes.gateway(tmp_path, stack.redis_url, "rotated", **settings) as rotated:
+        clients = [tenant.sdk(stack.gateway.url), tenant.sdk(rotated.url)]
+        for client in clients:
+            wait_until(lambda client=client: len(client.models.list().data) == 2, what="the adapter")
+        asked = [chat(client, "The capital", model="bot", max_tokens=8) for client in clients * 2]
+        events = wait_until(lambda: len(found := tenant.events()) == 4 and found, what="usage events")
+        wait_until(tenant.holds_nothing, what="holds to be released")
+    assert all(answer.choices[0].message.content for answer in asked)
+    assert {(event.outcome, event.input_tokens) for event in events} == {("done", asked[0].usage.prompt_tokens)}
+    of_tenant = {event.request_id for event in events}
+    bodies = [one["body"] for one in stack.witness.received() if one["received"] in of_tenant]
+    salts = [body.pop("cache_salt") for body in bodies]
+    assert bodies == [bodies[0]] * 4
+    assert (salts[0], salts[1]) == (salts[2], salts[3]), "each gateway keeps its own"
+    assert salts[0] != salts[1]
 
 
 def test_engine_internals_are_not_shown(stack, tenant):

@@ -1,6 +1,6 @@
 """TLS to the stores: the clients verify the server's certificate and name, and never fall back to plain text.
 
-The embedded servers have no TLS, so a TLS proxy stands in front of Valkey.
+The embedded servers have no TLS, so a TLS proxy stands in front of Valkey and of the S3 server.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from botocore.exceptions import SSLError
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,6 +21,8 @@ from cryptography.x509.oid import NameOID
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from adapters.object_store.s3 import Bucket, StoreUnavailable, translated
+from adapters.settings import StoreSettings
 from core import db
 from core.settings import PostgresSettings
 from data_plane.gateway.state.redis_connection import RedisConnection
@@ -123,6 +126,47 @@ async def test_redis_under_another_name_than_its_certificate_is_refused(redis_se
     async with tls_proxy(certificate, int(plain_port)) as port:
         url = redis_server.replace("redis://", "rediss://").replace(f":{plain_port}", f":{port}")
         await refuse(f"{url}?ssl_ca_certs={certificate}")
+
+
+async def test_s3_is_reached_over_tls_with_a_private_authority_and_no_other(s3_settings, tmp_path, monkeypatch):
+    """As every process does it: the authority is in ``AWS_CA_BUNDLE``."""
+    certificate = write_certificate(tmp_path, "127.0.0.1")
+    plain_port = int(s3_settings.s3_endpoint.rsplit(":", 1)[1])
+
+    def call(port: int) -> None:
+        """Write with the client of the calls and read with that of the bodies."""
+        settings = s3_settings.model_copy(update={"s3_endpoint": f"https://127.0.0.1:{port}"})
+        bucket, key = Bucket(settings, StoreSettings(store_attempts_max=1)), "tls/body"
+        with translated(key):
+            bucket.client.put_object(Bucket=bucket.name, Key=key, Body=b"body")
+        with translated(key):
+            assert bucket.reader.get_object(Bucket=bucket.name, Key=key)["Body"].read() == b"body"
+        for each in (bucket.client, bucket.reader):
+            each.close()
+
+    async with tls_proxy(certificate, plain_port) as port:
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+        await asyncio.to_thread(call, port)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(write_certificate(tmp_path, "another.example")))
+        with pytest.raises(StoreUnavailable) as refused:
+            await asyncio.to_thread(call, port)
+        assert isinstance(refused.value.__cause__, SSLError)
+        monkeypatch.delenv("AWS_CA_BUNDLE")
+        with pytest.raises(StoreUnavailable) as refused:
+            await asyncio.to_thread(call, port)
+        assert isinstance(refused.value.__cause__, SSLError)
+
+
+async def test_s3_under_another_name_than_its_certificate_is_refused(s3_settings, tmp_path, monkeypatch):
+    certificate = write_certificate(tmp_path, "s3.example.com")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    async with tls_proxy(certificate, int(s3_settings.s3_endpoint.rsplit(":", 1)[1])) as port:
+        settings = s3_settings.model_copy(update={"s3_endpoint": f"https://127.0.0.1:{port}"})
+        bucket = Bucket(settings, StoreSettings(store_attempts_max=1))
+        with pytest.raises(StoreUnavailable) as refused:
+            await asyncio.to_thread(bucket.head, "tls/body")
+        assert isinstance(refused.value.__cause__, SSLError)
+        bucket.client.close()
 
 
 def test_postgres_without_tls_is_refused_where_tls_is_required(postgres_settings):
