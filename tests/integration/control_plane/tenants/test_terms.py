@@ -267,6 +267,8 @@ def test_wrong_prices_of_a_tenants_own_are_refused_by_field(api, change, param):
 def test_a_closed_tenant_is_refused_and_gets_its_final_invoice_without_grace(api, engine, relay, redis):
     plan = api.plan(prices={"base_fee_nanos": 86_400 * 3 * DOLLAR})
     tenant = api.tenant(plan["name"])
+    joined = datetime.now(UTC)
+    wait_until(lambda: datetime.now(UTC) > joined + timedelta(seconds=1), what="a whole second, for which a fee is due")
     ended = api.admin.post(url(tenant, "close")).raise_for_status().json()
     drain(relay)
     assert grant(redis, tenant).status == "suspended"
