@@ -3,6 +3,7 @@ lives in a room.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -103,6 +104,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         yield
         # A request that still runs returns its connections before they are closed.
         await asyncio.get_running_loop().shutdown_default_executor()
+        metrics.OUTBOX_AGE.set_function(lambda: math.nan)  # the gauge is the process's, and outlives the connections
         resources.redis.close()
         resources.notification_rules.close()
         resources.engine.dispose()

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import DateTime, Engine, QueuePool, create_engine, event, func
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy import DateTime, Engine, create_engine, event, func
 from sqlmodel import Session, SQLModel, select
 
 from core.settings import PostgresSettings
@@ -24,27 +23,11 @@ NAMING = {
 SQLModel.metadata.naming_convention = NAMING
 
 
-class _ClosingPool(QueuePool):
-    """Closes connections that return after the pool has ended. SQLAlchemy leaves these to the garbage collector."""
-
-    _ended = False
-
-    def dispose(self) -> None:
-        self._ended = True
-        super().dispose()
-
-    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
-        super()._do_return_conn(record)
-        if self._ended:
-            super().dispose()
-
-
 def connect(settings: PostgresSettings) -> Engine:
     """A pooled engine whose sessions wait at most 5 s for a lock and 30 s for a statement."""
     engine = create_engine(
-        settings.postgres_dsn, poolclass=_ClosingPool, pool_size=settings.postgres_pool_max, max_overflow=0,
-        pool_timeout=10, pool_pre_ping=True,
-    )  # fmt: skip
+        settings.postgres_dsn, pool_size=settings.postgres_pool_max, max_overflow=0, pool_timeout=10, pool_pre_ping=True
+    )
 
     @event.listens_for(engine, "connect")
     def _limit(connection: Any, _record: Any) -> None:

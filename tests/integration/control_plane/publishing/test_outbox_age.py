@@ -2,9 +2,12 @@
 
 import math
 
+from prometheus_client import REGISTRY
+
 from control_plane.publishing.outbox_age import outbox_age_s
 from core import db
 from core.settings import PostgresSettings
+from tests.fixtures.control_plane.api import running_api
 
 
 def test_the_age_is_that_of_the_oldest_change_that_no_worker_has_published(engine, settings):
@@ -27,3 +30,12 @@ def test_the_age_is_unknown_without_postgres_and_not_zero():
     engine = db.connect(PostgresSettings(postgres_dsn="postgresql+psycopg://127.0.0.1:9/none"))
     assert math.isnan(outbox_age_s(engine))
     engine.dispose()
+
+
+def test_metrics_that_are_read_after_the_api_has_stopped_open_no_connection(settings, engine):
+    with running_api(settings) as api:
+        api.anyone.get("/healthz").raise_for_status()
+    assert math.isnan(REGISTRY.get_sample_value("tenora_control_outbox_age_seconds"))
+    with engine.connect() as connection:
+        others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        assert connection.exec_driver_sql(others).scalar_one() == 0
