@@ -28,20 +28,24 @@ CREATE TRIGGER transfers_wait_for_parts BEFORE INSERT ON transfers FOR EACH ROW 
 CREATE TRIGGER invoices_wait_for_parts BEFORE INSERT ON invoices FOR EACH ROW EXECUTE FUNCTION billing_lock_whole();
 CREATE TRIGGER credit_notes_wait_for_parts BEFORE INSERT ON credit_notes FOR EACH ROW EXECUTE FUNCTION billing_lock_whole();
 
-CREATE OR REPLACE FUNCTION billing_refuse_final() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION billing_share_wholes(wholes text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     whole text;
+BEGIN
+    FOR whole IN SELECT DISTINCT each FROM unnest(wholes) each ORDER BY 1 LOOP
+        PERFORM pg_advisory_xact_lock_shared(hashtextextended(whole, 0));
+    END LOOP;
+END $$;
+
+CREATE OR REPLACE FUNCTION billing_refuse_final() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
     final text;
 BEGIN
     IF TG_TABLE_NAME = 'invoice_lines' THEN
-        FOR whole IN SELECT DISTINCT invoice_id FROM added ORDER BY 1 LOOP
-            PERFORM pg_advisory_xact_lock_shared(hashtextextended(whole, 0));
-        END LOOP;
+        PERFORM billing_share_wholes(ARRAY(SELECT invoice_id FROM added));
         SELECT i.id INTO final FROM invoices i WHERE i.id IN (SELECT invoice_id FROM added) LIMIT 1;
     ELSE
-        FOR whole IN SELECT DISTINCT transfer_id FROM added ORDER BY 1 LOOP
-            PERFORM pg_advisory_xact_lock_shared(hashtextextended(whole, 0));
-        END LOOP;
+        PERFORM billing_share_wholes(ARRAY(SELECT transfer_id FROM added));
         SELECT t.id INTO final FROM transfers t WHERE t.id IN (SELECT transfer_id FROM added) LIMIT 1;
     END IF;
     IF final IS NOT NULL THEN
@@ -52,18 +56,13 @@ END $$;
 
 CREATE OR REPLACE FUNCTION billing_refuse_part_of_final() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-    whole text;
     final text;
 BEGIN
     IF TG_TABLE_NAME = 'credit_note_tax_lines' THEN
-        FOR whole IN SELECT DISTINCT credit_note_id FROM added ORDER BY 1 LOOP
-            PERFORM pg_advisory_xact_lock_shared(hashtextextended(whole, 0));
-        END LOOP;
+        PERFORM billing_share_wholes(ARRAY(SELECT credit_note_id FROM added));
         SELECT n.id INTO final FROM credit_notes n WHERE n.id IN (SELECT credit_note_id FROM added) LIMIT 1;
     ELSE
-        FOR whole IN SELECT DISTINCT invoice_id FROM added ORDER BY 1 LOOP
-            PERFORM pg_advisory_xact_lock_shared(hashtextextended(whole, 0));
-        END LOOP;
+        PERFORM billing_share_wholes(ARRAY(SELECT invoice_id FROM added));
         SELECT i.id INTO final FROM invoices i WHERE i.id IN (SELECT invoice_id FROM added) LIMIT 1;
     END IF;
     IF final IS NOT NULL THEN
@@ -365,7 +364,7 @@ _FUNCTIONS = (
     "billing_lock_whole", "billing_refuse_invoiced_time", "billing_refuse_invoiced_records", "billing_only_forwards",
     "billing_refuse_closed_period", "billing_closes_period", "billing_usage_change_is_posted",
     "billing_credit_fits_invoice", "billing_invoice_event_is_posted", "billing_credit_note_is_posted",
-    "billing_number_is_used", "billing_check_invoice_credit(text)", "billing_moves(text, text, text, text, bigint)",
+    "billing_number_is_used", "billing_share_wholes(text[])", "billing_check_invoice_credit(text)", "billing_moves(text, text, text, text, bigint)",
     "billing_leg(text, text, text)",
 )  # fmt: skip
 _REPLACED = (

@@ -1,6 +1,5 @@
 """A prompt of 100,000 tokens is read, checked and counted while other requests' events continue."""
 
-import asyncio
 import statistics
 import time
 
@@ -12,6 +11,7 @@ from core import redis_keys
 from data_plane.gateway.api.openai_request import BodyLimits, engine_body, parse_call
 from data_plane.gateway.api.prompt_counter import PromptCounters
 from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
+from tests.fixtures.event_loop_turns import longest_turn_s
 from tests.fixtures.gateway.tiny_tokenizer import SENTENCES, tiny_route, tokenizer_json
 
 pytestmark = pytest.mark.quiet
@@ -19,28 +19,6 @@ pytestmark = pytest.mark.quiet
 TOKENS = 100_000
 STALL_S = 0.020
 TRIES = 9
-
-
-async def longest_stall(work) -> float:
-    """The longest time for which the event loop was blocked while ``work`` ran."""
-    longest, done = 0.0, asyncio.Event()
-
-    async def watch() -> None:
-        nonlocal longest
-        before = time.perf_counter()
-        while not done.is_set():
-            await asyncio.sleep(0)
-            now = time.perf_counter()
-            longest, before = max(longest, now - before), now
-
-    watching = asyncio.create_task(watch())
-    await asyncio.sleep(0)
-    try:
-        await work()
-    finally:
-        done.set()
-        await watching
-    return longest
 
 
 async def test_a_prompt_of_100_000_tokens_blocks_the_event_loop_for_at_most_20_ms(redis_settings):
@@ -61,7 +39,7 @@ async def test_a_prompt_of_100_000_tokens_blocks_the_event_loop_for_at_most_20_m
 
         try:
             await serve()  # loads the tokenizer
-            stalls = [await longest_stall(serve) for _ in range(TRIES)]
+            stalls = [await longest_turn_s(serve, time.perf_counter) for _ in range(TRIES)]
         finally:
             threads.close()
     assert min(counted) >= TOKENS

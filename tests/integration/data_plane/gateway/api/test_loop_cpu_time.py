@@ -20,6 +20,7 @@ from data_plane.gateway.api.openai_request import BodyLimits, engine_body, parse
 from data_plane.gateway.api.prompt_counter import PromptCounters
 from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
 from data_plane.gateway.settings import GatewaySettings
+from tests.fixtures.event_loop_turns import longest_turn_s
 from tests.fixtures.gateway.tiny_tokenizer import tiny_route, tokenizer_json
 
 UNUSED = [f"<unused{number}>" for number in range(6250)]
@@ -74,28 +75,6 @@ BODIES = {
 }
 
 
-async def longest_burst_s(work) -> float:
-    """The most CPU time that this thread used between two turns of its event loop while ``work`` ran."""
-    longest, done = 0.0, asyncio.Event()
-
-    async def watch() -> None:
-        nonlocal longest
-        before = time.thread_time()
-        while not done.is_set():
-            await asyncio.sleep(0)
-            now = time.thread_time()
-            longest, before = max(longest, now - before), now
-
-    watching = asyncio.create_task(watch())
-    await asyncio.sleep(0)
-    try:
-        await work()
-    finally:
-        done.set()
-        await watching
-    return longest
-
-
 @pytest.mark.parametrize("body", BODIES)
 async def test_no_body_takes_more_than_20_ms_of_the_loops_cpu_time_at_once(redis_settings, body):
     tokenizer, raw = crowded_tokenizer(), BODIES[body]()
@@ -125,7 +104,7 @@ async def test_no_body_takes_more_than_20_ms_of_the_loops_cpu_time_at_once(redis
 
         try:
             await serve()  # loads the tokenizer
-            bursts = [await longest_burst_s(serve) for _ in range(TRIES)]
+            bursts = [await longest_turn_s(serve, time.thread_time) for _ in range(TRIES)]
         finally:
             threads.close()
     assert min(bursts) <= BURST_S, bursts
