@@ -11,10 +11,11 @@ from sqlmodel import Session, col, select
 
 from billing.payments import dunning
 from billing.payments.books import Books
-from billing.payments.lowering import collected_with, collecting, credit_note, lower, lower_to_due
+from billing.payments.lowering import credit_note, lower, lower_to_due
 from billing.payments.models import PaymentOperation, PushedInvoice
 from billing.payments.operations import DeductPayment, EndInvoice, PayInvoice, PushedLine, PushInvoice
 from billing.payments.outcomes import CollectionAttempt, Failure, Outcome, QueueStops
+from billing.payments.pushed_invoices import collected_with, collecting
 from billing.payments.queue import APPROVED, Claim, Effect, PaymentQueues
 from billing.payments.settlement import settle_invoice
 from billing.payments.steps import Find, Send, Steps

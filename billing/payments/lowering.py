@@ -6,12 +6,9 @@ for beyond the amount due in our books, both read just before. So an amount that
 whose answer was lost, is not deducted again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
-from sqlmodel import Session, col, select
-
-from billing.payments.models import PushedInvoice
 from billing.payments.outcomes import QueueStops
 from billing.payments.steps import Steps
 from billing.stripe_client import StripeAccount
@@ -19,21 +16,6 @@ from billing.stripe_errors import StripeRefused
 from billing.stripe_objects import StripeInvoice, StripeRefund
 
 _LOWERINGS_MAX = 20  # in one operation; each is an amount that stopped being due meanwhile
-
-
-def collecting(session: Session, invoice_id: str) -> PushedInvoice | None:
-    """The invoice whose invoice at Stripe collects this one: mostly itself."""
-    row = session.get(PushedInvoice, invoice_id)
-    if row is None or row.pushed_with is None:
-        return None
-    return row if row.pushed_with == invoice_id else session.get(PushedInvoice, row.pushed_with)
-
-
-def collected_with(session: Session, invoice_id: str) -> Sequence[PushedInvoice]:
-    """The invoices that the Stripe invoice of this one collects, itself included, in the order of their ids."""
-    return session.exec(
-        select(PushedInvoice).where(PushedInvoice.pushed_with == invoice_id).order_by(col(PushedInvoice.invoice_id))
-    ).all()
 
 
 def credit_note(

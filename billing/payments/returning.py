@@ -7,10 +7,11 @@ from sqlmodel import Session, col, select
 from billing.payments.alarms import raise_alarm
 from billing.payments.books import Books
 from billing.payments.collecting import Collector
-from billing.payments.lowering import collecting, credit_note
+from billing.payments.lowering import credit_note
 from billing.payments.models import PushedInvoice, ReceivedPayment
 from billing.payments.operations import PushCreditNote, RefundTopUp
 from billing.payments.outcomes import Outcome, QueueStops
+from billing.payments.pushed_invoices import collecting
 from billing.payments.queue import Claim, PaymentQueues
 from billing.payments.settlement import record_refund, returned_cents
 from billing.payments.steps import Steps

@@ -22,6 +22,7 @@ from billing.payments.models import (
     TopUp,
 )
 from billing.payments.operations import top_up_reference
+from billing.payments.pushed_invoices import collected_with
 from billing.stripe_objects import StripeDispute, StripeInvoice, StripePayment, StripeRefund
 from core.db import database_now
 
@@ -49,7 +50,7 @@ def settle_invoice(
         if payment.status == "succeeded" and _is_usd(session, payment, row.tenant_id):
             _book_for_invoices(session, books, row, invoice, payment)
     if invoice.status == "paid":
-        for each in _collected_with(session, row):
+        for each in collected_with(session, row.invoice_id):
             dunning.collected(session, each.invoice_id)
     return None
 
@@ -255,7 +256,7 @@ def _book_for_invoices(
     if not _received(session, payment, row.tenant_id, stripe_invoice=invoice.id):
         return
     left_cents, reference = payment.received_cents, f"stripe:{payment.id}"
-    for each in _collected_with(session, row):
+    for each in collected_with(session, row.invoice_id):
         if each.invoice_id == row.invoice_id:
             continue
         part = min(left_cents, each.amount_cents, books.amount_due_cents(session, each.invoice_id))
@@ -273,13 +274,6 @@ def _book_for_invoices(
             "tenant's balance.",
             dedupe_key=f"overpaid:{payment.id}",
         )
-
-
-def _collected_with(session: Session, row: PushedInvoice) -> Sequence[PushedInvoice]:
-    """The invoices that one invoice at Stripe collects, in the order of their ids."""
-    return session.exec(
-        select(PushedInvoice).where(PushedInvoice.pushed_with == row.invoice_id).order_by(col(PushedInvoice.invoice_id))
-    ).all()
 
 
 def _received(
