@@ -29,6 +29,7 @@ from tenora.stack import embedded_servers
 from tenora.stack.program import Program, free_port
 from tests.fixtures import examples  # noqa: F401 (registers the profiles)
 from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS
+from tests.fixtures.server_data import server_data_folder
 
 _HAS_GPU = Path("/proc/driver/nvidia/version").exists()
 CLIENTS = Path(__file__).parent.parent / ".clients"
@@ -198,46 +199,53 @@ def _died(program: Program) -> bool:
 
 
 @pytest.fixture(scope="session")
-def servers_home(tmp_path_factory) -> Path:
+def server_logs(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("servers")
 
 
 @pytest.fixture(scope="session")
-def postgres_server(servers_home) -> Iterator[str]:
+def server_data() -> Iterator[Path]:
+    with server_data_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def postgres_server(server_data, server_logs) -> Iterator[str]:
     """SQLAlchemy URL of a running Postgres with an empty database ``tenora``."""
     server = embedded_servers.postgres(
-        servers_home / "pg",
-        servers_home,
+        server_data / "pg",
+        server_logs,
         port=free_port(),
         password=secrets.token_hex(8),
         roles=POSTGRES_ROLES,
-        options=("-c", "fsync=off"),  # these databases need not outlive a power cut, and there are hundreds
+        # These databases need not outlive a power cut, and there are hundreds.
+        options=("-c", "fsync=off", "-c", "max_wal_size=128MB"),
     )
     with running(server.program):
         yield server.url
 
 
 @contextmanager
-def running_valkey(home: Path) -> Iterator[str]:
+def running_valkey(home: Path, logs: Path | None = None) -> Iterator[str]:
     """The URL of an empty Valkey with the users of all processes."""
     server = embedded_servers.valkey(
-        home / "valkey", home, port=free_port(), password=secrets.token_hex(8), users=REDIS_USERS
+        home / "valkey", logs or home, port=free_port(), password=secrets.token_hex(8), users=REDIS_USERS
     )
     with running(server.program):
         yield server.url
 
 
 @pytest.fixture(scope="session")
-def redis_server(servers_home) -> Iterator[str]:
-    with running_valkey(servers_home) as url:
+def redis_server(server_data, server_logs) -> Iterator[str]:
+    with running_valkey(server_data, server_logs) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
-def s3_settings(servers_home) -> Iterator[S3Settings]:
+def s3_settings(server_data, server_logs) -> Iterator[S3Settings]:
     server = embedded_servers.s3(
-        servers_home / "s3",
-        servers_home,
+        server_data / "s3",
+        server_logs,
         port=free_port(),
         access_key="tests",
         secret_key="secret-of-tests",
@@ -280,8 +288,17 @@ def alembic_config(settings: PostgresSettings) -> Config:
 
 def create_database(server_url: str, name: str, template: str = "template0") -> PostgresSettings:
     with psycopg.connect(server_url.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
     return PostgresSettings(postgres_dsn=server_url.rsplit("/", 1)[0] + f"/{name}")
+
+
+@contextmanager
+def temporary_database(server_url: str, template: str) -> Iterator[PostgresSettings]:
+    """A copy of the database ``template``, dropped at the end: a run of all tests makes almost two thousand."""
+    name = f"test_{secrets.token_hex(6)}"
+    yield create_database(server_url, name, template)
+    with psycopg.connect(server_url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture(scope="session")
@@ -296,9 +313,17 @@ def migrated_template(postgres_server) -> str:
 
 
 @pytest.fixture
-def postgres_settings(postgres_server, migrated_template) -> PostgresSettings:
+def postgres_settings(postgres_server, migrated_template) -> Iterator[PostgresSettings]:
     """A migrated database of the test's own: what commits here, no other test sees."""
-    return create_database(postgres_server, f"test_{secrets.token_hex(6)}", migrated_template)
+    with temporary_database(postgres_server, migrated_template) as settings:
+        yield settings
+
+
+@pytest.fixture(scope="module")
+def module_postgres_settings(postgres_server, migrated_template) -> Iterator[PostgresSettings]:
+    """A migrated database that the tests of a module share."""
+    with temporary_database(postgres_server, migrated_template) as settings:
+        yield settings
 
 
 @pytest.fixture

@@ -86,6 +86,7 @@ CHECKPOINTS = Counter("tenora_gateway_checkpoints", "Checkpoints of running requ
 SWEPT_REQUESTS = Counter(
     "tenora_gateway_swept_requests", "Requests of dead gateways that this gateway's sweeper has settled."
 )
+QUOTA_SLICES = Gauge("tenora_gateway_quota_slices", "Quota slices ready for requests while Redis does not answer.")
 QUOTA_SLICE_REQUESTS = Counter(
     "tenora_gateway_quota_slice_requests", "Requests admitted from a quota slice while Redis did not answer."
 )

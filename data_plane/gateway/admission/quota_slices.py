@@ -89,6 +89,7 @@ class QuotaSlices:
             granted = _granted(request, allowance.costs, each, block_tokens)
             if granted is not None and each.renewed_at >= oldest:
                 caller.slices.remove(each)
+                metrics.QUOTA_SLICES.dec()
                 metrics.QUOTA_SLICE_REQUESTS.inc()
                 return ReservationResult(
                     blocked_by="", level="", wait_us=0, limit=0, remaining=0, fits=granted, max_tokens=granted,
@@ -151,6 +152,7 @@ class QuotaSlices:
                 renewed_at=started,
             )
         )
+        metrics.QUOTA_SLICES.inc()
         return True
 
     async def _renew(self, caller: _Caller) -> None:
@@ -169,6 +171,7 @@ class QuotaSlices:
 
     def _give_back(self, caller: _Caller) -> None:
         while caller.slices:
+            metrics.QUOTA_SLICES.dec()
             self._return(caller.allowance.tenant_id, caller.slices.popleft().request_id)
 
     def _return(self, tenant_id: str, request_id: str) -> None:

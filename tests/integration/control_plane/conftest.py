@@ -1,22 +1,31 @@
 """Fixtures: the API on a real socket with real servers, a relay, and a registered base model."""
 
-import secrets
+import contextlib
 from collections.abc import Iterator
 
 import pytest
+import redis as redis_client
+from pydantic import SecretStr
 
 from adapters.object_store.revision_store import RevisionStore
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.settings import StoreSettings
+from billing.notifications.settings import NotificationSettings
+from billing.notifications.signing_secrets import SecretBox
+from billing.payments.settings import WebhookSettings
+from billing.stripe_settings import StripeSettings
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.settings import ControlSettings, WebSettings
+from core import db
 from core.settings import RedisSettings
-from tests.conftest import create_database
 from tests.fixtures.control_plane.api import Api, control_settings, running_api
+from tests.fixtures.control_plane.every_write import EveryWrite
 from tests.fixtures.snapshot_keys import SIGNER
 from tests.fixtures.uploads.peft_adapters import tiny_base
+
+NOTIFICATIONS_KEY = "key-of-the-tests"
 
 
 @pytest.fixture
@@ -33,13 +42,11 @@ def api(settings) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="module")
-def shared_api(postgres_server, migrated_template, redis_server, s3_settings) -> Iterator[Api]:
+def shared_api(module_postgres_settings, redis_server, s3_settings) -> Iterator[Api]:
     """One API for a module whose tests leave no state that other tests would see."""
-    postgres = create_database(postgres_server, f"shared_{secrets.token_hex(6)}", migrated_template)
     redis = RedisSettings(redis_url=redis_server)
-    with running_api(
-        control_settings(postgres, redis, s3_settings, web=WebSettings(control_port=0, acknowledge_wait_ms=0))
-    ) as running:
+    web = WebSettings(control_port=0, acknowledge_wait_ms=0)
+    with running_api(control_settings(module_postgres_settings, redis, s3_settings, web=web)) as running:
         yield running
 
 
@@ -64,3 +71,33 @@ def store(s3_settings) -> RevisionStore:
 @pytest.fixture
 def uploads(store) -> UploadStore:
     return UploadStore(store.bucket)
+
+
+@pytest.fixture(scope="module")
+def walk(module_postgres_settings, redis_server, s3_settings) -> Iterator[EveryWrite]:
+    """The platform after a walk through all writes: of every kind of object there is one. No worker publishes."""
+    settings = control_settings(
+        module_postgres_settings,
+        RedisSettings(redis_url=redis_server),
+        s3_settings,
+        web=WebSettings(control_port=0, acknowledge_wait_ms=1, control_tenant_requests_per_minute=1_000_000),
+        stripe=StripeSettings(stripe_webhook_secret=SecretStr("whsec_of_the_tests")),
+        webhooks=WebhookSettings(payments_page_wait_ms=0),
+        notifications=NotificationSettings(
+            notifications_key=SecretStr(NOTIFICATIONS_KEY),
+            notifications_email_from="billing@tenora.example",
+            notifications_allow_loopback=True,
+            notifications_resolve_ms=200,
+            deployment="one-machine",
+        ),
+    )
+    with contextlib.ExitStack() as opened:
+        engine = db.connect(module_postgres_settings)
+        opened.callback(engine.dispose)
+        redis = opened.enter_context(redis_client.Redis.from_url(redis_server))
+        redis.flushall()
+        walk = EveryWrite(
+            opened.enter_context(running_api(settings)), engine, redis, SecretBox([NOTIFICATIONS_KEY.encode()])
+        )
+        walk.run()
+        yield walk

@@ -2,25 +2,10 @@
 every gateway acts by it. A new route fails here until the walk calls it.
 """
 
-import secrets
-from collections.abc import Iterator
-
 import pytest
-import redis as redis_client
-from pydantic import SecretStr
 
-from billing.notifications.settings import NotificationSettings
-from billing.notifications.signing_secrets import SecretBox
-from billing.payments.settings import WebhookSettings
-from billing.stripe_settings import StripeSettings
-from control_plane.settings import WebSettings
-from core import db
-from core.settings import RedisSettings
-from tests.conftest import create_database
-from tests.fixtures.control_plane.api import control_settings, running_api
-from tests.fixtures.control_plane.every_write import ADMIN, OWN, EveryWrite, Write
+from tests.fixtures.control_plane.every_write import ADMIN, OWN, Write
 
-KEY = "key-of-the-tests"
 WRITE_NOTHING = {("POST", f"{ADMIN}/plans/{{plan_id}}/simulations")}
 FOR_GATEWAYS = {
     ("POST", f"{ADMIN}/base-models"),
@@ -50,30 +35,9 @@ FOR_GATEWAYS = {
 
 
 @pytest.fixture(scope="module")
-def walked(postgres_server, migrated_template, redis_server, s3_settings) -> Iterator[tuple[list[Write], dict]]:
-    """All writes, without a worker that publishes them, and the OpenAPI document."""
-    postgres = create_database(postgres_server, f"walk_{secrets.token_hex(6)}", migrated_template)
-    settings = control_settings(
-        postgres,
-        RedisSettings(redis_url=redis_server),
-        s3_settings,
-        web=WebSettings(control_port=0, acknowledge_wait_ms=1),
-        stripe=StripeSettings(stripe_webhook_secret=SecretStr("whsec_of_the_tests")),
-        webhooks=WebhookSettings(payments_page_wait_ms=0),
-        notifications=NotificationSettings(
-            notifications_key=SecretStr(KEY),
-            notifications_email_from="billing@tenora.example",
-            notifications_allow_loopback=True,
-            deployment="one-machine",
-        ),
-    )
-    engine = db.connect(postgres)
-    redis = redis_client.Redis.from_url(redis_server)
-    with running_api(settings) as api:
-        writes = EveryWrite(api, engine, redis, SecretBox([KEY.encode()])).run()
-        yield writes, api.anyone.get("/schema/openapi.json", timeout=60).raise_for_status().json()
-    redis.close()
-    engine.dispose()
+def walked(walk) -> tuple[list[Write], dict]:
+    """All writes, and the OpenAPI document."""
+    return walk.writes, walk.api.anyone.get("/schema/openapi.json", timeout=60).raise_for_status().json()
 
 
 def test_the_walk_calls_every_write_of_the_document(walked):

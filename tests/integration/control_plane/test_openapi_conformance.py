@@ -3,31 +3,18 @@ objects that exist and on others: no answer is a server error, each is documente
 code allows.
 """
 
-import secrets
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import redis as redis_client
 import schemathesis
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from pydantic import SecretStr
 from schemathesis import GenerationMode
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from billing.notifications.settings import NotificationSettings
-from billing.notifications.signing_secrets import SecretBox
-from billing.payments.settings import WebhookSettings
-from billing.stripe_settings import StripeSettings
-from control_plane.settings import WebSettings
-from core import db
-from core.settings import RedisSettings
-from tests.conftest import create_database
-from tests.fixtures.control_plane.api import Api, control_settings, running_api
-from tests.fixtures.control_plane.every_write import EveryWrite
+from tests.fixtures.control_plane.api import Api
 from tests.fixtures.control_plane.ready_revisions import ready_revision
 from tests.fixtures.examples import examples
 from tests.fixtures.uploads.peft_adapters import tiny_base
@@ -36,7 +23,6 @@ FILES = [
     {"path": "adapter_config.json", "size_bytes": 400, "sha256": "0" * 64},
     {"path": "adapter_model.safetensors", "size_bytes": 4000, "sha256": "1" * 64},
 ]
-KEY = "key-of-the-tests"
 AT = st.integers(0, 3)
 ENDPOINTS = "/api/v1/notification-endpoints"
 THOROUGH = settings.get_current_profile_name() == "thorough"  # other runs try the same data each time
@@ -105,33 +91,6 @@ NOT_IN_A_SCHEMA = {
 """Codes, or routes and fields, of data that the document allows and the code refuses, because of other data. A route
 alone stands for all its fields.
 """
-
-
-@pytest.fixture(scope="module")
-def walk(postgres_server, migrated_template, redis_server, s3_settings) -> Iterator[EveryWrite]:
-    """The platform after a walk through all writes: of every kind of object there is one."""
-    postgres = create_database(postgres_server, f"openapi_{secrets.token_hex(6)}", migrated_template)
-    settings = control_settings(
-        postgres,
-        RedisSettings(redis_url=redis_server),
-        s3_settings,
-        web=WebSettings(control_port=0, acknowledge_wait_ms=1, control_tenant_requests_per_minute=1_000_000),
-        stripe=StripeSettings(stripe_webhook_secret=SecretStr("whsec_of_the_tests")),
-        webhooks=WebhookSettings(payments_page_wait_ms=0),
-        notifications=NotificationSettings(
-            notifications_key=SecretStr(KEY),
-            notifications_email_from="billing@tenora.example",
-            notifications_allow_loopback=True,
-            notifications_resolve_ms=200,
-            deployment="one-machine",
-        ),
-    )
-    engine = db.connect(postgres)
-    with running_api(settings) as api, redis_client.Redis.from_url(redis_server) as redis:
-        walk = EveryWrite(api, engine, redis, SecretBox([KEY.encode()]))
-        walk.run()
-        yield walk
-    engine.dispose()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """`tenora upload` against the real control plane, its worker and S3."""
 
-import secrets
 import subprocess
 import sys
 
@@ -13,7 +12,7 @@ from core.settings import RedisSettings
 from tenora.cli import main
 from tenora.upload.client import Uploader, UploadProgress, read_folder
 from tenora.upload.transport import parts_of, send
-from tests.conftest import create_database, running_valkey
+from tests.conftest import running_valkey
 from tests.fixtures.control_plane.api import running_api
 from tests.fixtures.control_plane.worker import running_worker
 from tests.fixtures.uploads.large_uploads import settings_in_parts
@@ -40,13 +39,12 @@ def tenant(api):
 
 
 @pytest.fixture(scope="module")
-def judging(postgres_server, migrated_template, s3_settings, tmp_path_factory):
+def judging(module_postgres_settings, s3_settings, tmp_path_factory):
     """An API whose uploads a worker validates, for tests with their own tenants. No other test empties its Valkey:
     nothing is acknowledged for a minute after a Redis has lost its data.
     """
-    postgres = create_database(postgres_server, f"judging_{secrets.token_hex(6)}", migrated_template)
     with running_valkey(tmp_path_factory.mktemp("judging")) as redis_url:
-        settings = settings_in_parts(postgres, RedisSettings(redis_url=redis_url), s3_settings)
+        settings = settings_in_parts(module_postgres_settings, RedisSettings(redis_url=redis_url), s3_settings)
         with running_api(settings) as running, running_worker(settings):
             running.register(BASE).raise_for_status()
             yield running

@@ -2,7 +2,6 @@
 child's verdict on each item is tested beside the child.
 """
 
-import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from control_plane.registry.revisions.refusal_audit import ACTION as REFUSED
 from control_plane.settings import WebSettings
 from core import db, redis_keys
 from core.settings import RedisSettings
-from tests.conftest import create_database, wait_until
+from tests.conftest import wait_until
 from tests.corpus.uploads.corpus import BY_WAY
 from tests.corpus.uploads.item import BASE, PLAN, Item
 from tests.fixtures.control_plane.api import Api, Tenant, control_settings, running_api
@@ -52,8 +51,8 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(postgres_server, migrated_template, redis_server, s3_settings) -> Iterator[Run]:
-    postgres = create_database(postgres_server, f"corpus_{secrets.token_hex(6)}", migrated_template)
+def run(module_postgres_settings, redis_server, s3_settings) -> Iterator[Run]:
+    postgres = module_postgres_settings
     web = WebSettings(control_port=0, acknowledge_wait_ms=0, uploads_open_max=1000, revisions_max=1000)
     settings = control_settings(postgres, RedisSettings(redis_url=redis_server), s3_settings, web=web)
     engine, bucket = db.connect(postgres), Bucket(s3_settings, StoreSettings())
