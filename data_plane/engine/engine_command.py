@@ -64,6 +64,12 @@ _SYSTEM: Final = frozenset(
      "AWS_CA_BUNDLE",  # the authority of the object store, from which the engine loads adapters
      "TENORA_HOME"}  # by it, a supervisor recognizes the processes that it has started
 )  # fmt: skip
+_ROLE: Final = frozenset(
+    {"AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_REGION", "AWS_DEFAULT_REGION",
+     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+     "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"}
+)  # fmt: skip
+"""Where boto3 finds the replica's own role, by which it reads the bucket where ``s3_access_key`` is empty."""
 _LIBRARIES: Final = (
     "CUDA_", "GOMP_", "HF_", "KMP_", "LC_", "MALLOC_", "MKL_", "NCCL_", "NUMBA_", "NVIDIA_", "OMP_", "OPENBLAS_",
     "PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "VLLM_",
@@ -72,7 +78,7 @@ _LIBRARIES: Final = (
 
 
 def _may_know(name: str) -> bool:
-    return name in _OWN or name in _SYSTEM or name.startswith(_LIBRARIES)
+    return name in _OWN | _SYSTEM | _ROLE or name.startswith(_LIBRARIES)
 
 
 def _shared_settings(settings: ReplicaSettings) -> dict[str, str]:

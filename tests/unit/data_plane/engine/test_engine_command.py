@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from botocore.credentials import ContainerProvider
 from pydantic import SecretStr
 
 from data_plane.engine.engine_command import engine_argv, engine_env
@@ -76,3 +77,15 @@ def test_the_engine_learns_no_secret_of_other_processes():
     env = engine_env(SETTINGS, "gpu", secrets | needed)
     assert not env.keys() & secrets.keys()
     assert {name: env[name] for name in needed} == needed
+
+
+def test_an_engine_reads_the_bucket_by_its_replicas_own_role():
+    """The names are those by which boto3 finds a role; an access key of other programs is not among them."""
+    pod = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/replica", "AWS_WEB_IDENTITY_TOKEN_FILE": "/run/token"}
+    task = {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.23/v1/credentials",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": "/run/task-token",
+    }
+    assert set(task) == {ContainerProvider.ENV_VAR_FULL, ContainerProvider.ENV_VAR_AUTH_TOKEN_FILE}
+    env = engine_env(SETTINGS, "gpu", pod | task | {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"})
+    assert {name: value for name, value in env.items() if name.startswith("AWS_")} == pod | task
