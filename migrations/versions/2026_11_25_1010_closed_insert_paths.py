@@ -246,9 +246,8 @@ BEGIN
         IF NEW.source = 'credits' AND NEW.transfer_id IS NULL THEN
             PERFORM billing_check_invoice_credit(NEW.invoice_id);
         ELSE
-            posted := billing_moves(NEW.transfer_id, CASE NEW.source WHEN 'balance' THEN
-                    (SELECT kind FROM transfers WHERE id = NEW.transfer_id AND kind IN ('balance', 'payment'))
-                    ELSE 'payment' END, 'receivable', tenant, - nanos)
+            posted := billing_moves(NEW.transfer_id, CASE NEW.source WHEN 'balance' THEN 'balance' ELSE 'payment' END,
+                    'receivable', tenant, - nanos)
                 AND (NEW.source = 'balance'
                     OR billing_leg(NEW.transfer_id, 'customer_balance', tenant) = - NEW.surplus_cents * 10000000);
         END IF;

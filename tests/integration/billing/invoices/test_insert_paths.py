@@ -43,6 +43,7 @@ SELECT invoice_id, seq + 1, '{kind}', amount_due_cents, 0, {source}, {transfer},
 FROM invoice_events ORDER BY seq DESC LIMIT 1
 """
 PAID = {"kind": "payment", "source": "'manual'", "status": "paid", "due": 0, "paid": "amount_due_cents"}
+DUE = "(SELECT amount_due_cents * 10000000 FROM invoice_events ORDER BY seq DESC LIMIT 1)"
 CARRIED = """
 INSERT INTO carried_periods SELECT tenant_id, period_end{}, period_start, 9, '[]', now() FROM invoices
 """
@@ -127,6 +128,14 @@ ADDITIONS = {
         [EVENT.format(**PAID | {"source": "'credits'"}, transfer="NULL")],
     ),
     "a payment with the transfer of usage": ("does not move", [EVENT.format(**PAID, transfer=USAGE_TRANSFER)]),
+    "a payment from the balance with the transfer of money": (
+        "does not move",
+        [
+            LEGS.format(debit="cash", credit="receivable", nanos=DUE),
+            WHOLE.format("payment"),
+            EVENT.format(**PAID | {"source": "'balance'"}, transfer="'tr_x'"),
+        ],
+    ),
     "a void that takes nothing back": (
         "does not move",
         [EVENT.format(kind="void", source="NULL", transfer="NULL", status="void", due=0, paid=0)],
