@@ -17,7 +17,9 @@ import msgspec
 import redis
 import sqlalchemy as sa
 
-from billing import prices as price_book
+from billing.prices import price_book
+from billing.prices.card import PriceCard
+from billing.subscriptions.assignments import assign_plan
 from control_plane import database_roles
 from core import db, redis_acl, redis_keys
 from core.contracts.grants import KeyGrant, KeyLimits, Prices
@@ -149,7 +151,7 @@ class Platform:
         """A new tenant's key, which every gateway knows."""
         tenant_id = self.publisher.tenant(AMPLE, prices=PLANS[plan], spend_ceiling_nanos=ceiling_nanos)
         with unit_of_work(self.engine) as session:
-            price_book.assign_plan(session, tenant_id=tenant_id, plan_id=plan)
+            assign_plan(session, tenant_id=tenant_id, plan_id=plan)
         self.plans[tenant_id] = plan
         key = self.publisher.key(tenant_id, limits=KEY_LIMITS)
         grant = self.client.hget(redis_keys.snapshot("keys"), self.publisher.hashed(key))
@@ -238,6 +240,6 @@ def platform(folder: Path, postgres: PostgresSettings) -> Iterator[Platform]:
         up.callback(made.stop)
         with unit_of_work(engine) as session:
             for plan, prices in PLANS.items():
-                price_book.add_version(session, plan_id=plan, prices=prices)
+                price_book.add_version(session, plan_id=plan, card=PriceCard(**msgspec.structs.asdict(prices)))
         made.billing()
         yield made

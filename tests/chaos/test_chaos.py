@@ -1,4 +1,7 @@
-"""A short version of ``make chaos``: kills of two processes under fifty streams, and the short rows of the matrix."""
+"""A short version of ``make chaos``: kills of two processes under fifty streams, and the short rows of the matrix.
+
+One test is functional, so that `make test` starts this platform and finds what a change of billing breaks in it.
+"""
 
 import json
 
@@ -11,8 +14,6 @@ from tests.chaos.platform import PLANS, PRICES, platform
 from tests.chaos.verdict import emitted, judge
 from tests.conftest import create_database, wait_until
 
-pytestmark = pytest.mark.soak
-
 
 @pytest.fixture(scope="module")
 def running_platform(postgres_server, migrated_template, tmp_path_factory):
@@ -22,6 +23,7 @@ def running_platform(postgres_server, migrated_template, tmp_path_factory):
         yield made
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("victim", ["gateway", "valkey"])
 def test_a_process_killed_under_fifty_streams_costs_no_tenant_anything(running_platform, victim):
     fixture.heal(running_platform)
@@ -31,11 +33,13 @@ def test_a_process_killed_under_fifty_streams_costs_no_tenant_anything(running_p
     assert verdict.requests > 0
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("row", [row for row in matrix.ROWS if row.short], ids=lambda row: row.id)
 def test_each_quick_row_of_the_fault_matrix_holds(running_platform, row):
     assert matrix.run(running_platform, row)
 
 
+@pytest.mark.soak
 def test_the_verdict_finds_usage_that_was_not_billed(running_platform):
     before = frozenset(emitted(running_platform))
     with running_platform.witnesses["rep_one"].journal_path.open("a") as journal:
@@ -46,6 +50,7 @@ def test_the_verdict_finds_usage_that_was_not_billed(running_platform):
     assert "req_unbilled" in verdict.problems[0]
 
 
+@pytest.mark.soak
 def test_a_verdict_allows_only_the_exceptions_of_its_row(running_platform):
     before = frozenset(emitted(running_platform))
     with running_platform.witnesses["rep_one"].journal_path.open("a") as journal:
@@ -68,6 +73,7 @@ def test_the_ledger_check_finds_a_counter_that_is_not_the_ledgers(running_platfo
             running_platform.client.hincrby(level, counter, -1)
 
 
+@pytest.mark.soak
 def test_the_ledger_check_finds_a_report_of_other_tokens_and_an_amount_that_the_prices_do_not_give(
     running_platform, monkeypatch
 ):

@@ -48,6 +48,7 @@ def machine_of(engine: sa.Engine) -> type[RuleBasedStateMachine]:
 
 
 @pytest.mark.hypothesis
+@pytest.mark.timeout(900)  # all examples of `make soak`, beside other tests
 @pytest.mark.scenario(90)
 @pytest.mark.scenario(166)
 def test_no_order_of_events_makes_money_appear_vanish_or_change(engine):

@@ -78,7 +78,7 @@ def assert_done_once(stage, tenant: str, invoice: str) -> None:
     assert stage.rows("SELECT cents FROM test_credit WHERE tenant_id = :t", t=tenant) == [{"cents": 2_500}]
 
 
-@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_a_worker_that_is_killed_anywhere_does_everything_once(stage, workers, stride):
     tenant, invoice = queue_everything(stage)
     boundaries = workers.work()
