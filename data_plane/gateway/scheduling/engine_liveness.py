@@ -1,7 +1,7 @@
 """Detects stalled engines during non-streamed answers, from the token counters that the replicas' agents publish.
 
-A hung engine keeps its socket open and may report itself healthy, but its token counters stop. Fails open: while the
-counters cannot be read, no engine counts as stalled.
+A hung engine keeps its socket open and may report itself healthy, but its token counters stop. Its KV page-time grows
+on, because its requests hold their pages. Fails open: while the counters cannot be read, no engine counts as stalled.
 """
 
 import asyncio
@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import cast
 
+import msgspec
 import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core import redis_keys
-from core.contracts.replicas import ReplicaStatus
+from core.contracts.replicas import EngineCounters, ReplicaStatus
 
 _log = structlog.get_logger()
 
@@ -30,7 +31,7 @@ class EngineLiveness:
         self._redis = redis
         self.poll_s = poll_s
         self._watchers: Counter[str] = Counter()
-        self._seen: dict[str, tuple[bytes | None, float]] = {}  # the counters, and when they last changed
+        self._seen: dict[str, tuple[int | None, float]] = {}  # the tokens, and when their number last changed
 
     @contextlib.contextmanager
     def watch(self, replica: ReplicaStatus) -> Iterator[None]:
@@ -47,8 +48,8 @@ class EngineLiveness:
 
     def stalled_s(self, replica: ReplicaStatus) -> float:
         """How long a watched engine has counted no token; 0 while that is unknown."""
-        counters, changed_at = self._seen.get(f"{replica.id}/{replica.boot_id}", (None, 0.0))
-        return 0.0 if counters is None else time.monotonic() - changed_at
+        tokens, changed_at = self._seen.get(f"{replica.id}/{replica.boot_id}", (None, 0.0))
+        return 0.0 if tokens is None else time.monotonic() - changed_at
 
     async def run_forever(self) -> None:
         """Read the watched counters every ``poll_s``. Never returns."""
@@ -56,17 +57,23 @@ class EngineLiveness:
             await asyncio.sleep(self.poll_s)
             try:
                 await self.refresh()
-            except (RedisError, OSError) as error:
+            except (RedisError, OSError, msgspec.MsgspecError) as error:
                 self._seen.clear()
                 _log.warning("engine counters unreadable", error=repr(error))
 
     async def refresh(self) -> None:
-        """Read the watched counters once. Raises redis.RedisError."""
+        """Read the watched counters once. Raises redis.RedisError and msgspec.MsgspecError."""
         names = list(self._watchers)
         if not names:
             return
         values = cast("list[bytes | None]", await self._redis.hmget(redis_keys.ENGINE_COUNTERS, names))
         now = time.monotonic()
         for name, value in zip(names, values, strict=True):
-            if name in self._watchers and (name not in self._seen or self._seen[name][0] != value):
-                self._seen[name] = (value, now)
+            tokens = None if value is None else _tokens(value)
+            if name in self._watchers and (name not in self._seen or self._seen[name][0] != tokens):
+                self._seen[name] = (tokens, now)
+
+
+def _tokens(stored: bytes) -> int:
+    counters = msgspec.json.decode(stored, type=EngineCounters)
+    return counters.prompt_tokens + counters.generation_tokens
