@@ -1,7 +1,7 @@
 """The demo's fine-tunes, which run in child processes while the stack starts."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import TracebackType
@@ -46,17 +46,16 @@ class FineTunes:
         self._stopped.set()
         self._pool.shutdown()
 
-    def wait(self) -> list[Path]:
-        """Show the trainings' progress until they end; returns the adapters' folders, in the order of the tasks.
+    def finished(self) -> Iterator[tuple[Task, Path]]:
+        """Each task with its adapter's folder, as its training ends. The other trainings' progress is shown meanwhile.
 
         Raises RuntimeError as soon as one training fails.
         """
         with self._bars:
             for each in as_completed(self._running):
-                each.result()
-        for each in self._running:
-            print_summary(each.result())
-        return self._folders
+                print_summary(each.result())
+                place = self._running.index(each)
+                yield self._tasks[place], self._folders[place]
 
     def _until_stopped(self, show: StepProgress) -> StepProgress:
         def on_step(step: int, steps: int, loss: float) -> None:

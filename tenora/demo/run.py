@@ -86,17 +86,20 @@ def _run_steps(settings: StackSettings, console: Console, fine_tunes: FineTunes,
     before = read_engine_count(status["redis_url"])
     bank, shop = create_tenants(admin, status["control_url"])
     console.rule("Two tenants fine-tune and upload", align="left")
-    names = {"": MODEL_ID}
-    folders = fine_tunes.wait()
-    for tenant, folder in zip((bank, shop), folders, strict=True):
+    names, revisions = {"": MODEL_ID}, ("", "")
+    for task, folder in fine_tunes.finished():  # the first uploads while the other trains
+        tenant = next(each for each in (bank, shop) if each.task is task)
         begun = time.monotonic()
         revision = tenant.control.upload_adapter(tenant.adapter, MODEL_ID, folder)
         console.print(
             f"{tenant.name}: {tenant.adapter} ready in {time.monotonic() - begun:.1f} s, {revision['sha256'][:12]}…"
         )
         names[tenant.control.get(f"/api/v1/adapters/{tenant.adapter}")["id"]] = tenant.adapter
-    revisions = upload_two_revisions(shop, folders[1])
-    console.print(f"{shop.name}: a second revision of {shop.adapter}, at half the strength; prod stays on the first")
+        if tenant is shop:
+            revisions = upload_two_revisions(shop, folder)
+            console.print(
+                f"{shop.name}: a second revision of {shop.adapter}, at half the strength; prod stays on the first"
+            )
     console.rule("They call them, mixed, on one replica", align="left")
     answers = asyncio.run(_call_everything(status["gateway_url"], admin, bank, shop, revisions, console))
     after = read_engine_count(status["redis_url"])

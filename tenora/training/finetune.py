@@ -129,7 +129,8 @@ def finetune_progress(names: Sequence[str]) -> tuple[Progress, list[StepProgress
         TimeElapsedColumn(),
     )
     console = Console(stderr=True)
-    bars = Progress(*columns, console=console, disable=not console.is_terminal)
+    # What is printed meanwhile goes above the bars, but stays on standard output where that is a file.
+    bars = Progress(*columns, console=console, disable=not console.is_terminal, redirect_stdout=sys.stdout.isatty())
 
     def callback(bar: TaskID) -> StepProgress:
         return lambda step, steps, loss: bars.update(bar, completed=step, total=steps, loss=loss)

@@ -45,16 +45,21 @@ class EndlessTraining:
             self.ended.append(task)
 
 
-def test_the_fine_tunes_run_at_the_same_time_and_their_folders_come_in_the_order_of_the_tasks(start):
-    both, outs = threading.Barrier(2, timeout=30), {}
+def test_the_fine_tunes_run_at_the_same_time_and_each_is_given_when_it_ends(start):
+    both, voice_uploaded, outs = threading.Barrier(2, timeout=30), threading.Event(), {}
 
     def train(out, *, task, progress):
         both.wait()
         outs[task] = out
+        if task is TICKET_ROUTER:
+            assert voice_uploaded.wait(30)
         return report(task)
 
     with start(train) as running:
-        assert running.wait() == [outs[task] for task in TASKS]
+        finished = running.finished()
+        assert next(finished) == (OUTDOOR_VOICE, outs[OUTDOOR_VOICE])
+        voice_uploaded.set()
+        assert list(finished) == [(TICKET_ROUTER, outs[TICKET_ROUTER])]
 
 
 def test_a_failed_fine_tune_ends_the_other_one_at_its_next_step(start):
@@ -66,7 +71,7 @@ def test_a_failed_fine_tune_ends_the_other_one_at_its_next_step(start):
         endless(out, task=task, progress=progress)
 
     with pytest.raises(RuntimeError, match="not JSON"), start(train) as running:
-        running.wait()
+        list(running.finished())
     assert endless.ended == [OUTDOOR_VOICE]
 
 
