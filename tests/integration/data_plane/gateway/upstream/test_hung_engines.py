@@ -14,7 +14,7 @@ def gateway_settings():
     return {"engine_stalled_s": STALLED_S, "engine_liveness_poll_ms": 100, "abort_s": 1}
 
 
-def test_a_whole_answer_leaves_an_engine_that_counts_no_more_tokens(stack, tenant):
+def test_a_whole_answer_leaves_an_engine_that_has_stopped_counting_tokens(stack, tenant):
     """The prompt's pages are held, so the engine's KV page-time grows while it hangs."""
     chat(tenant.sdk(), max_tokens=1)
     stalled = stack.gateway.metric("tenora_gateway_stalled_answers_total")
