@@ -13,6 +13,9 @@ NAME: Final = re.compile("^[a-z0-9][a-z0-9-]{0,62}$")
 """Names of adapters and aliases."""
 
 RevisionId = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
+_Weight = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 1})]
+Weights = Annotated[dict[RevisionId, _Weight], msgspec.Meta(extra_json_schema={"minProperties": 1})]
+"""Documented as ``registry/adapters/aliases.py`` checks it, whose refusals name the revision and the fix."""
 
 
 class NewBaseModel(BaseModelSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,7 +176,7 @@ class AliasTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """The target of an alias: one ``revision``, or several by ``weights`` such as ``{"rev_a": 90, "rev_b": 10}``."""
 
     revision: RevisionId | None = None
-    weights: dict[RevisionId, int] | None = None
+    weights: Weights | None = None
 
 
 class AliasView(msgspec.Struct, frozen=True, kw_only=True):
