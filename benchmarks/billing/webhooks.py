@@ -7,6 +7,7 @@ The objects that the events name are the Stripe simulator's, which runs on the s
 import asyncio
 import json
 import multiprocessing
+import os
 import random
 import secrets
 import time
@@ -78,7 +79,7 @@ def post_webhooks(
         store = S3Settings(s3_endpoint="http://127.0.0.1:9", s3_access_key="x", s3_secret_key=SecretStr("x"))
         settings = control_settings(postgres, RedisSettings(redis_url=redis_url), store, web=web, stripe=stripe)
         processes = [
-            _spawn.Process(target=_serve, args=(settings,)),
+            _spawn.Process(target=_serve, args=(settings, home / "web.log")),
             _spawn.Process(target=_handle, args=(postgres, stripe, stop)),
         ]
         for process in processes:
@@ -186,7 +187,9 @@ def _waiting(engine: sa.Engine) -> int:
     return int(waiting)
 
 
-def _serve(settings: ControlSettings) -> None:
+def _serve(settings: ControlSettings, log: Path) -> None:
+    with log.open("wb") as output:  # a line for each webhook
+        os.dup2(output.fileno(), 1)
     server(settings, Bucket(settings.s3, settings.store)).run()
 
 

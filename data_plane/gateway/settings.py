@@ -11,171 +11,27 @@ from core.contracts.usage import CHECKPOINT_TOKENS_MAX
 from core.redis_keys import GATEWAYS_LEASE_S_MAX
 from core.settings import EngineKeySettings, KeySettings, RedisSettings, TelemetrySettings
 from core.snapshot_settings import SnapshotVerifyingSettings
+from data_plane.gateway.client_settings import ClientSettings
+from data_plane.gateway.upstream_settings import UpstreamSettings
 
 _PlatformLimit = Annotated[int, Field(ge=1, le=1_000_000_000)] | None
 
 
-class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, SnapshotVerifyingSettings, TelemetrySettings):
-    """The gateway's environment."""
+class GatewaySettings(
+    ClientSettings,
+    UpstreamSettings,
+    RedisSettings,
+    KeySettings,
+    EngineKeySettings,
+    SnapshotVerifyingSettings,
+    TelemetrySettings,
+):
+    """The gateway's environment: for its callers, for its replicas, and for what all gateways share in Redis."""
 
     salt_secret: SecretStr = Field(
         min_length=16,
         description="HMAC secret from which every gateway derives each tenant's prefix-cache salt. Use the same secret "
         "on all gateways.",
-    )
-
-    # The server, and its callers' connections.
-    gateway_host: str = Field(default="127.0.0.1", description="Address on which the gateway listens.")
-    gateway_port: int = Field(default=8080, ge=0, le=65535, description="Port on which the gateway listens.")
-    gateway_drain_s: int = Field(
-        default=60, ge=1, description="After SIGTERM, how long the gateway lets running requests finish."
-    )
-    gateway_connections_max: int = Field(
-        default=20_000, ge=1, description="Client connections that one gateway process holds. It refuses more."
-    )
-    gateway_backlog: int = Field(
-        default=2048, ge=1, description="Connections that the kernel queues until the gateway accepts them."
-    )
-    gateway_keepalive_s: int = Field(
-        default=75, ge=1, description="How long the gateway keeps an idle client connection open."
-    )
-    client_tcp_timeout_s: int = Field(
-        default=20,
-        ge=1,
-        le=600,
-        description="The kernel closes a client connection when the client's machine acknowledges no data, or accepts "
-        "none, for this long.",
-    )
-    client_write_buffer_max_bytes: int = Field(
-        default=16_384,
-        ge=1024,
-        le=1_048_576,
-        description="Bytes of one answer that the gateway buffers while the kernel accepts none. Beyond this the "
-        "gateway stops reading from the engine.",
-    )
-    client_send_buffer_bytes: int = Field(
-        default=131_072,
-        ge=4096,
-        le=16_777_216,
-        description="Bytes of one answer that the kernel buffers for a client that reads slowly (SO_SNDBUF; the kernel "
-        "allots twice as much memory). At most net.core.wmem_max.",
-    )
-    client_min_bytes_per_s: int = Field(
-        default=16_384,
-        ge=1,
-        description="A client has TENORA_LAST_WRITE_S, and the time that the rest of its answer takes at this rate, to "
-        "read the end of the answer. Then the gateway closes the connection.",
-    )
-    headers_max: int = Field(
-        default=100, ge=1, description="Headers in one client request. The gateway refuses a request with more."
-    )
-    headers_max_bytes: int = Field(
-        default=32_768, ge=1024, description="Bytes of a client's request line and headers. The gateway refuses more."
-    )
-    headers_s: float = Field(
-        default=10, gt=0, description="How long a client may take to send the request line and the headers."
-    )
-
-    # A request's body: reading, checking, and counting the prompt.
-    body_max_bytes: int = Field(
-        default=1_048_576, ge=1024, description="Bytes of a request body. The gateway refuses a larger body."
-    )
-    body_s: float = Field(default=30, gt=0, description="How long a client may take to send the request body.")
-    json_depth_max: int = Field(
-        default=24, ge=4, description="Nesting depth of a JSON request body. The gateway refuses a deeper body."
-    )
-    parse_inline_max_bytes: int = Field(
-        default=65_536,
-        ge=0,
-        description="The gateway parses larger request bodies in a thread, smaller ones on its event loop.",
-    )
-    tenant_preparing_max: int = Field(
-        default=256,
-        ge=1,
-        description="Requests of one tenant that one process reads, checks and counts at the same time. It refuses "
-        "further requests until one of them is prepared.",
-    )
-    tenant_unmetered_requests_per_s: float = Field(
-        default=200,
-        gt=0,
-        le=1_000_000,
-        description="Requests of one tenant that use no quota (rejected requests, token counts, model lists) and that "
-        "one process answers each second, with a burst of five seconds' worth. Beyond this it answers 429.",
-    )
-    messages_max: int = Field(
-        default=256, ge=1, description="Messages in one chat request. The gateway refuses a request with more."
-    )
-    tokenize_inline_max_bytes: int = Field(
-        default=4096,
-        ge=0,
-        description="The gateway counts the prompts of larger bodies in a thread, others on its event loop.",
-    )
-    tokenizer_load_s: float = Field(
-        default=2, gt=0, description="How long the gateway waits for Redis to return a tokenizer."
-    )
-    tokenize_threads: int = Field(
-        default=2, ge=1, description="Threads of one gateway process that parse long bodies and count long prompts."
-    )
-    tokenize_waiting_max: int = Field(
-        default=256,
-        ge=1,
-        description="Long bodies and prompts of all tenants that wait for a thread. More are refused.",
-    )
-    tokenize_tenant_waiting_max: int = Field(
-        default=64, ge=1, description="Long bodies and prompts of one tenant that wait for a thread. More are refused."
-    )
-    token_count_cache_max_bytes: int = Field(
-        default=16_777_216, ge=0, description="Memory for cached token counts of messages, for each tokenizer (LRU)."
-    )
-    tokenizers_max: int = Field(
-        default=16, ge=1, description="Tokenizers that one gateway process keeps in memory, the last used ones."
-    )
-
-    # The compiler that checks the JSON Schemas of callers.
-    schema_compile_s: float = Field(
-        default=5, gt=0, le=60, description="How long compiling one JSON Schema may take before it is refused."
-    )
-    schema_start_s: float = Field(default=30, gt=0, description="How long the schema compiler may take to start.")
-    schema_memory_bytes: int = Field(
-        default=1 << 30, ge=256 << 20, description="Memory of the schema compiler. A schema that needs more is refused."
-    )
-    schema_user_id: int = Field(
-        default=65_532,
-        ge=1,
-        le=4_294_967_294,
-        description="User and group id of the schema compiler if the gateway is root. Choose one that owns no files.",
-    )
-    schema_compiled_max_bytes: int = Field(
-        default=33_554_432, ge=1024, description="Size of one compiled JSON Schema. The gateway refuses a larger one."
-    )
-    schema_waiting_max: int = Field(
-        default=64, ge=1, description="Requests whose new schemas wait to be compiled. The gateway refuses more."
-    )
-    schemas_per_minute: int = Field(
-        default=120, ge=1, description="New schemas of one tenant that one process compiles each minute; 429 for more."
-    )
-    schema_cache_max: int = Field(default=4096, ge=1, description="Schemas whose results one gateway process caches.")
-    schema_cache_max_bytes: int = Field(
-        default=64 << 20,
-        ge=1024,
-        description="Compiled size of the cached schemas; together, all gateways stay below VLLM_XGRAMMAR_CACHE_MB.",
-    )
-
-    # Idempotency-Key.
-    idempotency_answer_max_bytes: int = Field(
-        default=262_144, ge=1024, description="Largest answer that the gateway stores for an Idempotency-Key."
-    )
-    idempotency_answers_max: int = Field(
-        default=256, ge=1, description="Answers stored for one tenant's Idempotency-Keys. New ones replace the oldest."
-    )
-    idempotency_expires_s: int = Field(
-        default=86_400, ge=60, description="How long the answer to an Idempotency-Key is stored at most."
-    )
-    idempotency_lease_s: float = Field(
-        default=30, ge=3, description="How long an Idempotency-Key stays in use after its request's gateway has died."
-    )
-    idempotency_deadline_ms: int = Field(
-        default=500, ge=1, description="How long the gateway waits for Redis to store an Idempotency-Key."
     )
 
     # Redis.
@@ -327,114 +183,6 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, SnapshotVer
         default=50, ge=1, description="While requests wait, how often the gateway reads freed pages from Redis."
     )
 
-    # Placement: estimated costs, in milliseconds until a request's first token.
-    placement_store_ms: float = Field(
-        default=600, ge=0, description="Estimated cost of downloading an adapter from the object store to a replica."
-    )
-    placement_disk_ms: float = Field(
-        default=50, ge=0, description="Estimated cost of reading an adapter from a replica's disk."
-    )
-    placement_slot_ms: float = Field(
-        default=35, ge=0, description="Estimated cost of copying an adapter into a slot, for each request it delays."
-    )
-    placement_prompt_token_ms: float = Field(
-        default=0.05, ge=0, description="Estimated cost of each prompt token that a replica has not processed yet."
-    )
-    placement_running_ms: float = Field(
-        default=2, ge=0, description="Estimated cost of each request that already runs on a replica."
-    )
-    placement_headroom_percent: float = Field(
-        default=5, ge=0, le=50, description="Share of a replica's KV pages kept for tenants below their fair share."
-    )
-
-    # Replicas: heartbeats, connections and circuit breakers.
-    replica_poll_ms: int = Field(
-        default=250, ge=10, description="How often the gateway reads the list of replicas from Redis."
-    )
-    replica_stale_s: float = Field(
-        default=5, gt=0, description="The gateway sends no requests to a replica without a heartbeat for this long."
-    )
-    replica_attempts_max: int = Field(
-        default=2, ge=1, le=3, description="Replicas that the gateway tries for one request before the first byte."
-    )
-    replica_keepalive_s: float = Field(
-        default=3, gt=0, description="How long an idle connection to a replica stays open. vLLM closes after 5 s."
-    )
-    replica_connections_max: int = Field(
-        default=10_000, ge=1, description="Connections to replicas that one gateway process holds for requests."
-    )
-    replica_connections_reserved: int = Field(
-        default=64, ge=1, description="Further connections to replicas, only for aborts and for health checks."
-    )
-    replica_headers_max_bytes: int = Field(
-        default=65_536, ge=1024, description="Bytes of a replica's status line and headers; more fails the request."
-    )
-    replica_read_buffer_max_bytes: int = Field(
-        default=32_768, ge=4096, description="Bytes of one replica's response that are buffered for a slow caller."
-    )
-    breaker_failures: int = Field(
-        default=5, ge=1, description="Consecutive failures after which a replica's circuit breaker opens."
-    )
-    breaker_open_s: float = Field(
-        default=5, gt=0, description="How long an open circuit breaker blocks requests; each failed trial doubles it."
-    )
-    breaker_open_max_s: float = Field(
-        default=60, gt=0, description="How long an open circuit breaker blocks requests at most."
-    )
-    adapter_failure_backoff_s: float = Field(
-        default=5, gt=0, le=60, description="How long a replica that failed to load an adapter is avoided for it."
-    )
-    retry_percent: int = Field(
-        default=10, ge=0, le=100, description="Retry budget: share of requests that may be tried a second time."
-    )
-    retry_burst: int = Field(
-        default=20, ge=0, description="Retry budget: second attempts that the gateway may make in a burst."
-    )
-    engine_stalled_s: float = Field(
-        default=30, gt=0, description="A non-streamed answer is abandoned if its engine counts no token for so long."
-    )
-    engine_liveness_poll_ms: int = Field(
-        default=1000,
-        ge=10,
-        description="How often the gateway reads the token counters of engines that generate whole answers.",
-    )
-
-    unary_progress_poll_ms: int = Field(
-        default=400,
-        ge=10,
-        le=1000,
-        description="How often the gateway asks engines how far they have got with whole answers, for checkpoints.",
-    )
-
-    # One request on a replica.
-    connect_s: float = Field(default=2, gt=0, description="How long the gateway tries to connect to a replica.")
-    first_byte_s: float = Field(
-        default=60, gt=0, description="How long the gateway waits for the first byte of a replica's response."
-    )
-    inter_token_s: float = Field(
-        default=13, gt=0, description="How long the gateway waits between two events of a replica's stream."
-    )
-    request_s: float = Field(default=600, gt=0, description="How long one request may run. Then the gateway aborts it.")
-    last_write_s: float = Field(
-        default=10, gt=0, description="How long the gateway waits for a client to accept the end of its answer."
-    )
-    abort_s: float = Field(
-        default=10, gt=0, description="How long the gateway waits for the final token count of an aborted request."
-    )
-    abort_repeat_ms: int = Field(
-        default=300, ge=10, description="How often the gateway repeats an abort until the replica's stream ends."
-    )
-    event_max_bytes: int = Field(
-        default=1_048_576,
-        ge=1024,
-        description="Size of one event of a replica's stream; a larger one fails the request.",
-    )
-    response_max_bytes: int = Field(
-        default=8_388_608,
-        ge=1024,
-        description="Size of a replica's non-streamed response; a larger one fails its request.",
-    )
-
     # What gateways share: the snapshot, heartbeats, fair shares, and hints for prefetching.
     snapshot_block_ms: int = Field(
         default=1000, ge=10, le=10_000, description="How long one read of the change stream in Redis blocks."
@@ -491,10 +239,4 @@ class GatewaySettings(RedisSettings, KeySettings, EngineKeySettings, SnapshotVer
         """Each interval must be shorter than the time after which its absence counts as a failure."""
         self.require_shorter("lease_renewal_s", "lease_s")
         self.require_shorter("heartbeat_period_ms", "heartbeat_lease_s")
-        self.require_shorter("engine_liveness_poll_ms", "engine_stalled_s")
         return self
-
-    @property
-    def longest_ms(self) -> int:
-        """How long a request can be on a replica at most: its own limit, and then the time to abort it."""
-        return round((self.request_s + self.abort_s) * 1000)
