@@ -106,6 +106,40 @@ def test_wrong_money_and_times_are_refused_with_code_field_and_fix(shared_api, m
         assert shared_api.admin.get(f"/api/v1/admin/tenants/{tenant.id}/{kept}").json()["data"] == []
 
 
+BEYOND = ("0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00")  # in UTC, neither is of a year with four digits
+SIMULATION = {"prices": PRICES, "start": "2026-11-01T00:00:00Z", "end": "2026-12-01T00:00:00Z"}
+TAX_RATE = {"country": "DE", "name": "VAT", "rate_ppm": 190_000}
+POOL_RATE = {"base_model": "tiny-instruct", "rank_max": 16, "nanos_per_hour": 1}
+
+
+@pytest.mark.parametrize("instant", BEYOND)
+@pytest.mark.parametrize(
+    ("method", "path", "body", "param"),
+    [
+        ("POST", VERSION, {"limits": LIMITS, "prices": PRICES}, "effective_from"),
+        ("POST", "admin/plans/{plan}/simulations", SIMULATION, "start"),
+        ("POST", "admin/plans/{plan}/simulations", SIMULATION, "end"),
+        ("POST", "admin/tenants/{tenant}/price-overrides", {"prices": PRICES}, "effective_from"),
+        ("POST", "admin/tenants/{tenant}/price-overrides", {"prices": PRICES}, "expires_at"),
+        ("POST", DISCOUNTS, DISCOUNT, "effective_from"),
+        ("POST", DISCOUNTS, DISCOUNT, "expires_at"),
+        ("POST", CREDITS, PAID | {"reference": "r"}, "effective_from"),
+        ("POST", CREDITS, PAID | {"reference": "r"}, "expires_at"),
+        ("POST", "admin/invoices/close", {}, "until"),
+        ("POST", "admin/tax/rates", TAX_RATE, "effective_from"),
+        ("POST", "admin/costs/pool-rates", POOL_RATE, "effective_from"),
+    ],
+)  # fmt: skip
+def test_an_instant_that_no_period_can_hold_is_refused_at_its_field(shared_api, method, path, body, param, instant):
+    plan = shared_api.plan()
+    tenant = shared_api.tenant(plan["name"])
+    url = f"/api/v1/{path.format(plan=plan['id'], tenant=tenant.id)}"
+    response = shared_api.admin.request(method, url, json=body | {param: instant})
+    problem = response.json()
+    assert (response.status_code, problem["code"], problem["param"]) == (400, "invalid_value", param), response.text
+    assert "use an instant of the years 2000 to 9000" in problem["detail"]
+
+
 @pytest.mark.parametrize(
     ("content", "code"),
     [
@@ -161,6 +195,19 @@ def test_a_body_without_a_length_is_bounded(shared_api):
 def test_a_wrong_query_parameter_is_named(shared_api, path, param):
     response = shared_api.admin.get(path)
     assert (response.status_code, response.json()["param"]) == (400, param), response.text
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("usage/req_1/amend", {"reason": "a\u0000b", "output_tokens": 1}, "reason"),
+        ("plans", with_(PLAN, {"a\u0000b": {}}, "prices", "models"), "prices"),
+    ],
+)
+def test_a_nul_in_any_text_is_refused_because_the_database_cannot_keep_it(shared_api, route, body, param):
+    response = shared_api.admin.post(f"/api/v1/admin/{route}", json=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["param"].startswith(param)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +305,7 @@ def test_the_schema_is_a_page_that_loads_nothing(shared_api):
     ("name", "code"),
     [
         ("../etc", "invalid_name"), ("Ünicode", "invalid_name"), ("a" * 300, "invalid_name"), ("", "invalid_name"),
-        ("a\u0000", "invalid_name"), ("\u202eabc", "invalid_name"), ("-a", "invalid_name"),
+        ("a\u0000", "nul_character"), ("\u202eabc", "invalid_name"), ("-a", "invalid_name"),
         ("tiny-instruct", "invalid_name"), ("🙂", "invalid_name"),
     ],
 )  # fmt: skip

@@ -29,6 +29,7 @@ THOROUGH = settings.get_current_profile_name() == "thorough"  # other runs try t
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 NOT_IN_A_SCHEMA = {
     "invalid_cursor",  # only a page's own next_cursor is one
+    "nul_character",  # no text may have one
     "plan_not_found",
     "base_model_not_found",
     "idempotency_key_reused",
