@@ -68,9 +68,6 @@ class StrictRequest(Request[Any, Any, State]):
         assert field is not None, "only handlers with a body read it"
         try:
             data = msgspec.json.decode(await self.body(), type=field.annotation)
-            if _NUL_ESCAPE in await self.body():  # the text of an escaped backslash has it, too
-                _refuse_nul(msgspec.json.decode(await self.body()))
-            return data
         except msgspec.ValidationError as error:
             raise invalid_field(error, field.annotation) from error
         except msgspec.DecodeError as error:
@@ -79,6 +76,9 @@ class StrictRequest(Request[Any, Any, State]):
             raise InvalidRequest(
                 "The body is not valid JSON: nested too deeply or not UTF-8.", code="invalid_json"
             ) from error
+        if _NUL_ESCAPE in await self.body():  # an escaped backslash before u0000 has it, too
+            _refuse_nul(msgspec.json.decode(await self.body()))
+        return data
 
 
 def refuse_unknown_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
