@@ -13,6 +13,10 @@ BUCKET_LENGTH: Final[dict[Bucket, timedelta]] = {
     "1d": timedelta(days=1),
 }
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+YEAR_FIRST: Final = 2000
+YEAR_LAST: Final = 9000
+"""The years of instants and dates that callers may give. Python holds every period around one of them, in any zone."""
+
 _MONTH: Final = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 
 
@@ -24,10 +28,17 @@ class Period(NamedTuple):
 
 
 def aware(instant: datetime, param: str) -> datetime:
-    """The same instant in UTC; raises InvalidRequest naming ``param`` when it has no offset."""
+    """The same instant in UTC. Raises InvalidRequest naming ``param`` when it has no offset, or lies outside of the
+    years ``YEAR_FIRST`` to ``YEAR_LAST``.
+    """
     if instant.utcoffset() is None:
         raise InvalidRequest(
             f"{param} is {instant.isoformat()}, without an offset; write it with one, or Z.", param=param
+        )
+    # Compared before it is converted: in UTC, an instant of the year 9999 may be one of the year 10000.
+    if not datetime(YEAR_FIRST, 1, 1, tzinfo=UTC) <= instant < datetime(YEAR_LAST + 1, 1, 1, tzinfo=UTC):
+        raise InvalidRequest(
+            f"{param} is {instant.isoformat()}; use an instant of the years {YEAR_FIRST} to {YEAR_LAST}.", param=param
         )
     return instant.astimezone(UTC)
 

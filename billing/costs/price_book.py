@@ -10,6 +10,7 @@ from sqlmodel import Session, col, select
 from billing.costs.break_even import OutsidePrice
 from billing.costs.models import CostHour, OutsidePriceRow, PoolRateRow
 from billing.costs.rates import MS_PER_HOUR, PoolRate
+from billing.periods import aware
 from core import clock
 from core.db import database_now
 from core.errors import Conflict
@@ -41,6 +42,7 @@ def add_rate(session: Session, rate: DatedRate) -> DatedRate:
     """Add a pool's rate. Raises Conflict when it would change an hour whose cost is shared out already, or when the
     pool has a rate from that instant on.
     """
+    rate = msgspec.structs.replace(rate, effective_from=aware(rate.effective_from, "effective_from"))
     allocated = session.exec(
         select(sa.func.max(CostHour.hour_ms)).where(
             col(CostHour.base_model) == rate.base_model, col(CostHour.rank_max) == rate.rank_max

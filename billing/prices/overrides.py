@@ -45,7 +45,8 @@ def add(
     """
     serialize_decision(session, f"price overrides of tenant {tenant_id}")
     begins = database_now(session) if effective_from is None else aware(effective_from, "effective_from")
-    if expires_at is not None and aware(expires_at, "expires_at") <= begins:
+    expires_at = None if expires_at is None else aware(expires_at, "expires_at")
+    if expires_at is not None and expires_at <= begins:
         raise InvalidRequest(
             f"expires_at: must be later than effective_from, {begins.isoformat()}.", param="expires_at"
         )

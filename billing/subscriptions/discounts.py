@@ -62,7 +62,8 @@ def grant(session: Session, tenant_id: str, new: NewDiscount) -> DiscountView:
         raise InvalidRequest(
             f"effective_from is {begins.isoformat()}, in the past; leave it out to begin now.", param="effective_from"
         )
-    if new.expires_at is not None and new.expires_at <= begins:
+    expires_at = None if new.expires_at is None else aware(new.expires_at, "expires_at")
+    if expires_at is not None and expires_at <= begins:
         raise InvalidRequest("expires_at: must be later than effective_from.", param="expires_at")
     row = Discount(
         id=new_id("dis"),
@@ -73,7 +74,7 @@ def grant(session: Session, tenant_id: str, new: NewDiscount) -> DiscountView:
         duration=new.duration,
         periods=new.periods,
         effective_from=begins,
-        expires_at=new.expires_at,
+        expires_at=expires_at,
         created_at=now,
     )
     session.add(row)

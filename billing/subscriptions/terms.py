@@ -3,21 +3,18 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final, cast
+from typing import cast
 from zoneinfo import available_timezones
 
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from billing.locks import serialize_decision
-from billing.periods import EPOCH
+from billing.periods import EPOCH, YEAR_FIRST, YEAR_LAST
 from billing.subscriptions.calendar import BillingCalendar, CalendarFrom, CalendarHistory, Interval
 from billing.subscriptions.models import TenantCalendar
 from core.db import database_now
 from core.errors import InvalidRequest
-
-_FIRST_YEAR: Final = 2000
-_LAST_YEAR: Final = 9000
 
 
 def calendar_of(session: Session, tenant_id: str, at: datetime) -> BillingCalendar:
@@ -78,8 +75,8 @@ def check(calendar: BillingCalendar) -> None:
             code="unknown_zone",
             param="zone",
         )
-    if calendar.anchor is not None and not _FIRST_YEAR <= calendar.anchor.year <= _LAST_YEAR:
-        raise InvalidRequest(f"anchor: use a year from {_FIRST_YEAR} to {_LAST_YEAR}.", param="anchor")
+    if calendar.anchor is not None and not YEAR_FIRST <= calendar.anchor.year <= YEAR_LAST:
+        raise InvalidRequest(f"anchor: use a year from {YEAR_FIRST} to {YEAR_LAST}.", param="anchor")
 
 
 def _add(session: Session, tenant_id: str, calendar: BillingCalendar, since: datetime) -> None:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlmodel import Session, col, select
 
+from billing.periods import aware
 from billing.tax.calculation import RateInForce, TaxDecision, decide
 from billing.tax.models import TaxRate
 from billing.tax.parties import Country, Parties
@@ -79,7 +80,7 @@ def add_rate(
     instant, and Conflict when another rate begins at the same one.
     """
     now = database_now(session)
-    begins = effective_from or now
+    begins = now if effective_from is None else aware(effective_from, "effective_from")
     if begins < now:
         raise InvalidRequest(
             f"effective_from is {begins.isoformat()}, in the past. It is {now.isoformat()}.",

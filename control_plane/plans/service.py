@@ -11,6 +11,7 @@ from sqlalchemy import func
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
+from billing.periods import aware
 from billing.prices import card as price_card
 from billing.prices import price_book
 from billing.prices.card import PriceCard
@@ -26,7 +27,6 @@ from core.errors import Conflict, InvalidRequest, NotFound
 
 _SIMULATED_MAX: Final = 100  # tenants in one answer
 _SIMULATED_TIME_MAX: Final = timedelta(days=400)
-_FIRST_YEAR: Final = 2000
 
 BaseModelIds = Callable[[Session], Collection[str]]
 """Reads the ids of all base models, which belong to a room above this one."""
@@ -108,19 +108,19 @@ def simulate(
     if session.get(Plan, plan_id) is None:
         raise _no_plan(plan_id)
     price_card.check(prices, base_models=base_models)
-    if wanted.end <= wanted.start:
+    start, end = aware(wanted.start, "start"), aware(wanted.end, "end")
+    if end <= start:
         raise InvalidRequest("end: must be later than start.", param="end")
-    if wanted.end - wanted.start > _SIMULATED_TIME_MAX or wanted.start.year < _FIRST_YEAR:
+    if end - start > _SIMULATED_TIME_MAX:
         raise InvalidRequest(
-            f"start: one simulation covers at most {_SIMULATED_TIME_MAX.days} days, from the year {_FIRST_YEAR} on.",
-            param="start",
+            f"start: one simulation covers at most {_SIMULATED_TIME_MAX.days} days; use a later one.", param="start"
         )
     found = what_if.simulate(
         session,
         plan_id=plan_id,
         card=prices,
-        start=wanted.start,
-        end=wanted.end,
+        start=start,
+        end=end,
         after=decode_cursor(wanted.cursor) or "",
         limit=_SIMULATED_MAX + 1,
     )

@@ -125,9 +125,9 @@ POOL_RATE = {"base_model": "tiny-instruct", "rank_max": 16, "nanos_per_hour": 1}
         ("POST", DISCOUNTS, DISCOUNT, "expires_at"),
         ("POST", CREDITS, PAID | {"reference": "r"}, "effective_from"),
         ("POST", CREDITS, PAID | {"reference": "r"}, "expires_at"),
-        ("POST", "admin/invoices/close", {}, "until"),
-        ("POST", "admin/tax/rates", TAX_RATE, "effective_from"),
-        ("POST", "admin/costs/pool-rates", POOL_RATE, "effective_from"),
+        ("POST", "admin/billing/close", {}, "until"),
+        ("POST", "admin/billing/tax-rates", TAX_RATE, "effective_from"),
+        ("POST", "admin/costs/rates", POOL_RATE, "effective_from"),
     ],
 )  # fmt: skip
 def test_an_instant_that_no_period_can_hold_is_refused_at_its_field(shared_api, method, path, body, param, instant):

@@ -14,6 +14,7 @@ from billing.periods import (
     bucket_start,
     month,
 )
+from billing.subscriptions.calendar import INTERVALS, BillingCalendar
 from core.errors import InvalidRequest
 
 instants = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001 - given a zone
@@ -59,3 +60,25 @@ def test_an_instant_needs_an_offset_and_becomes_utc():
     east = datetime(2026, 11, 1, 2, tzinfo=timezone(timedelta(hours=2)))
     assert aware(east, "start") == NOV
     assert aware(east, "start").utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9999-12-31T23:59:59-05:00", "9999-12-31T23:59:59Z", "9001-01-01T00:00:00Z", "9000-12-31T23:00:00-02:00",
+        "1999-12-31T23:59:59Z", "2000-01-01T00:00:00+01:00", "0001-01-01T00:00:00+05:00",
+    ],
+)  # fmt: skip
+def test_an_instant_that_no_period_can_hold_is_refused_with_its_field_and_the_fix(text):
+    with pytest.raises(InvalidRequest, match="use an instant of the years 2000 to 9000") as refusal:
+        aware(datetime.fromisoformat(text), "expires_at")
+    assert refusal.value.param == "expires_at"
+
+
+@given(st.datetimes(datetime(2000, 1, 1), datetime(9001, 1, 1) - datetime.resolution, timezones=st.just(UTC)))  # noqa: DTZ001 - given a zone
+def test_every_instant_that_is_taken_lies_in_a_period_of_every_calendar(instant):
+    at = aware(instant, "start")
+    for interval in INTERVALS:
+        for zone in ("UTC", "Pacific/Kiritimati", "Pacific/Pago_Pago"):
+            period = BillingCalendar(interval=interval, zone=zone).period_at(at)
+            assert period.start <= at < period.end
