@@ -25,7 +25,9 @@ class StandingChange(NamedTuple):
 
 
 def suspend(session: Session, tenant_id: str, reason: str) -> None:
-    """Have the tenant suspended soon after the caller's transaction commits."""
+    """Have the tenant suspended soon after the caller's transaction commits. For each overdue invoice, because an admin
+    may have lifted the suspension for an earlier one.
+    """
     _change(session, tenant_id, "suspended", reason)
     metrics.SUSPENDED.inc()
 

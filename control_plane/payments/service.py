@@ -176,12 +176,13 @@ class StandingChanges:
     def _apply(self, session: Session, change: standings.StandingChange) -> None:
         status = tenants.lock(session, change.tenant_id).status
         wanted: tenants.Status = "suspended" if change.standing == "suspended" else "active"
-        is_ours = status == "active" if wanted == "suspended" else change.ours and status == "suspended"
-        if is_ours:
+        acts = status == "active" if wanted == "suspended" else change.ours and status == "suspended"
+        if acts:
             tenants.change(session, change.tenant_id, TenantPatch(status=wanted), actor=_ACTOR)
             self._handlers.on_status_set(session, change.tenant_id, wanted)
             self._handlers.on_limits_changed(session, [change.tenant_id])
-        standings.mark_applied(session, change.tenant_id, ours=is_ours and wanted == "suspended")
+        # A further overdue invoice finds the tenant suspended by the first one: the suspension stays ours.
+        standings.mark_applied(session, change.tenant_id, ours=wanted == "suspended" and (acts or change.ours))
 
 
 def page_of(found: list[T], limit: int) -> Page[T]:

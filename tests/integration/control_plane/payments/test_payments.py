@@ -303,3 +303,23 @@ def test_dunning_suspends_and_restores_a_tenant_but_not_one_that_an_admin_suspen
             standings.restore_if_settled(session, one.id)
     changes.run_once()
     assert (status(tenant), status(other)) == ("active", "suspended")
+
+
+@pytest.mark.parametrize("restored_between", [False, True])
+def test_a_tenant_that_two_overdue_invoices_suspended_is_restored_when_both_are_paid(api, stage, restored_between):
+    tenant = api.tenant()
+    changes = StandingChanges(stage.engine, handlers_of_changes())
+    status = lambda: api.admin.get(f"/api/v1/admin/tenants/{tenant.id}").json()["status"]  # noqa: E731
+    with unit_of_work(stage.engine) as session:
+        standings.suspend(session, tenant.id, "invoice inv_1 is unpaid after 14 days")
+    changes.run_once()
+    with unit_of_work(stage.engine) as session:
+        if restored_between:  # decided, and not applied before the second invoice is overdue
+            standings.restore_if_settled(session, tenant.id)
+        standings.suspend(session, tenant.id, "invoice inv_2 is unpaid after 14 days")
+    changes.run_once()
+    assert status() == "suspended"
+    with unit_of_work(stage.engine) as session:
+        standings.restore_if_settled(session, tenant.id)
+    changes.run_once()
+    assert status() == "active"
