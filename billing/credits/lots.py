@@ -38,9 +38,11 @@ def grant(  # noqa: PLR0913 - each is a field of the lot
     effective_from: datetime | None = None,
     expires_at: datetime | None = None,
     models: Sequence[str] = (),
+    money_arrived: bool = False,
 ) -> LotView:
     """Grant a lot, once for each ``reference``: granting again returns the first lot. Without ``effective_from`` it
-    begins now. Empty ``models`` stand for every model and for fees.
+    begins now. Empty ``models`` stand for every model and for fees. With ``money_arrived`` the number of lots is no
+    reason to refuse: the money is here and must become credit.
 
     Raises InvalidRequest for a field that is not possible, and Conflict when the reference belongs to another grant.
     """
@@ -61,7 +63,7 @@ def grant(  # noqa: PLR0913 - each is a field of the lot
             )
         return get_lot(session, tenant_id=tenant_id, lot_id=known.id)
     _check_times(begins, ends, now, scheduled=effective_from is not None)
-    if len(open_lots(session, tenant_id)) >= CREDIT_LOTS_OPEN_MAX:
+    if not money_arrived and len(open_lots(session, tenant_id)) >= CREDIT_LOTS_OPEN_MAX:
         raise Conflict(
             f"the tenant has {CREDIT_LOTS_OPEN_MAX} lots with credit; void some, or wait until they are used.",
             code="too_many_credit_lots",

@@ -1,7 +1,8 @@
 """The spend ceiling of a tenant: the total that it may have been charged by its credit and its credit limit.
 
 Gateways compare the ceiling with everything that the tenant ever spent, so it stays the same while credit burns as
-planned. It changes when a lot begins, ends, is granted or taken back, and when an invoice is paid.
+planned. It changes when a lot begins, ends, is granted or taken back, and when an invoice is paid. The transaction that
+stores it raises the alerts of a falling balance and of a credit limit, whichever process that is.
 """
 
 from datetime import datetime
@@ -16,6 +17,7 @@ from billing.credits.balance import OpenCredit, bounds_of, read_open_credit
 from billing.limits import prepaid
 from billing.limits.models import SpendCeiling, SpendingTerms
 from billing.models import LedgerAccount, LedgerEntry
+from billing.notifications import outbox, thresholds
 from billing.tax.profiles import read_parties
 from billing.tax.sources import own_taxes
 from billing.usage.models import UsageMonth
@@ -93,18 +95,23 @@ def compute(session: Session, tenant_id: str) -> ComputedCeiling:
     )
 
 
-def refresh(session: Session, tenant_id: str) -> ComputedCeiling:
+def refresh(
+    session: Session, tenant_id: str, *, to_publish: bool = False, limit_changed: bool = False
+) -> ComputedCeiling:
     """Compute and store the ceiling in a transaction that holds the tenant's subscription. The caller publishes the
-    tenant.
+    tenant, or lets the control plane do it with ``to_publish``. After ``limit_changed``, the thresholds of the credit
+    limit count again.
     """
+    before = session.get(SpendCeiling, tenant_id, with_for_update=True, populate_existing=True)
     computed = compute(session, tenant_id)
-    values = {**_columns(computed), "to_publish": False}
+    values = {**_columns(computed), "to_publish": to_publish}
     statement = insert(SpendCeiling).values(tenant_id=tenant_id, revision=1, **values)
     session.exec(
         statement.on_conflict_do_update(
             index_elements=["tenant_id"], set_=values | {"revision": SpendCeiling.revision + 1}
         )
     )
+    outbox.raise_alerts(session, tenant_id, _alerts(before, computed, limit_changed=limit_changed))
     return computed
 
 
@@ -120,7 +127,10 @@ def store(session: Session, before: SpendCeiling, computed: ComputedCeiling) -> 
         .values(revision=before.revision + 1, **values)
         .returning(col(SpendCeiling.tenant_id))
     )
-    return session.execute(statement).first() is not None
+    if session.execute(statement).first() is None:
+        return False
+    outbox.raise_alerts(session, before.tenant_id, _alerts(before, computed))
+    return True
 
 
 def stored_ceilings(session: Session) -> dict[str, int]:
@@ -159,6 +169,31 @@ def _columns(computed: ComputedCeiling) -> dict[str, object]:
         "recheck_at": computed.recheck_at,
         "computed_at": computed.credit.now,
     }
+
+
+def _alerts(
+    before: SpendCeiling | None, computed: ComputedCeiling, *, limit_changed: bool = False
+) -> list[thresholds.Alert]:
+    """The floors that the balance has fallen to since the last look, and the parts of the credit limit that were
+    reached. A new lot makes floors count again; an invoice or a payment does so for the parts of the limit.
+    """
+    alerts = []
+    if before is not None:
+        alerts += thresholds.balance_alerts(
+            before_nanos=before.balance_nanos,
+            after_nanos=computed.usable_nanos,
+            floors_nanos=computed.terms.balance_floors_nanos,
+            since=max((state.lot.id for state in computed.credit.lots), default="none"),
+        )
+    if computed.terms.credit_limit_nanos is not None:
+        used_before = 0 if before is None or limit_changed else before.unbilled_nanos + before.receivable_nanos
+        alerts += thresholds.credit_limit_alerts(
+            before_nanos=used_before,
+            after_nanos=computed.unbilled_nanos + computed.receivable.amount_nanos,
+            limit_nanos=computed.terms.credit_limit_nanos,
+            since=str(computed.receivable.entries),
+        )
+    return alerts
 
 
 def _usable(session: Session, tenant_id: str, credit: OpenCredit) -> int:

@@ -1,5 +1,5 @@
 """Keeps tenants' ceilings current: after usage, at the instants at which lots begin and end, and after invoices and
-payments. It also posts what expired lots lost, and raises the alerts of a falling balance.
+payments. It also posts what expired lots lost.
 
 A ceiling is computed from one state of the tenant, without locks, and stored only if no other process stored a newer
 one. Fails closed: while it does not run, gateways keep the last ceiling, and usage lowers what is left of it.
@@ -22,7 +22,6 @@ from billing.limits.models import SpendCeiling
 from billing.limits.terms import top_up_of
 from billing.limits.top_ups import TopUpPayments
 from billing.metering import ActiveTenants
-from billing.notifications import outbox, thresholds
 from billing.subscriptions.billed_until import hold_subscriptions
 from core.db import database_now, unit_of_work
 
@@ -104,7 +103,6 @@ class SpendingRunner:
             if not ceilings.store(session, before, computed):
                 self._waiting.add(tenant_id)
                 return
-            outbox.raise_alerts(session, tenant_id, _balance_alerts(before, computed))
         if computed.ceiling_nanos != before.ceiling_nanos:
             metrics.CEILINGS_CHANGED.inc()
         threshold = computed.terms.invoice_threshold_nanos
@@ -146,17 +144,6 @@ class SpendingRunner:
         if due:
             with unit_of_work(self._engine) as session:
                 lots.lapse(session, tenant_id)
-
-
-def _balance_alerts(before: SpendCeiling, computed: ComputedCeiling) -> list[thresholds.Alert]:
-    """The floors that the balance has fallen to since the last look. A new lot makes them count again."""
-    newest = max((state.lot.id for state in computed.credit.lots), default="none")
-    return thresholds.balance_alerts(
-        before_nanos=before.balance_nanos,
-        after_nanos=computed.usable_nanos,
-        floors_nanos=computed.terms.balance_floors_nanos,
-        since=newest,
-    )
 
 
 def _expired(session: Session, since: datetime | None, until: datetime, active: Collection[str]) -> set[str]:

@@ -8,7 +8,7 @@ from sqlmodel import Session
 
 from billing.limits import ceilings
 from billing.limits.ceilings import ComputedCeiling
-from billing.limits.models import SpendCeiling, SpendingTerms
+from billing.limits.models import SpendingTerms
 from billing.limits.views import AutoTopUp, BillingMode, SpendingView
 from billing.subscriptions.billed_until import hold_subscriptions
 from core.db import database_now
@@ -34,6 +34,7 @@ def change(session: Session, tenant_id: str, patch: TermsPatch) -> SpendingView:
     """Change the tenant's terms. The caller publishes the tenant. Raises InvalidRequest."""
     hold_subscriptions(session, [tenant_id])
     terms = ceilings.terms_of(session, tenant_id)
+    limit_before = terms.credit_limit_nanos
     for name in ("mode", "credit_limit_nanos", "invoice_threshold_nanos"):
         if (value := getattr(patch, name)) is not msgspec.UNSET:
             setattr(terms, name, value)
@@ -44,15 +45,15 @@ def change(session: Session, tenant_id: str, patch: TermsPatch) -> SpendingView:
     terms.updated_at = database_now(session)
     session.add(terms)
     session.flush()
-    return _view(ceilings.refresh(session, tenant_id))
+    return _view(ceilings.refresh(session, tenant_id, limit_changed=terms.credit_limit_nanos != limit_before))
 
 
-def credit_changed(session: Session, tenant_id: str) -> None:
+def credit_changed(session: Session, tenant_id: str, *, to_publish: bool = False) -> None:
     """Set the tenant's ceiling after a lot was granted or taken back, in the same transaction. The caller publishes the
-    tenant. A tenant without terms has no ceiling.
+    tenant, or lets the control plane do it with ``to_publish``. A tenant without terms has no ceiling, and hears when
+    its credit is used up.
     """
-    if session.get(SpendCeiling, tenant_id) is not None:
-        ceilings.refresh(session, tenant_id)
+    ceilings.refresh(session, tenant_id, to_publish=to_publish)
 
 
 def _set_top_up(terms: SpendingTerms, wanted: AutoTopUp | None) -> None:

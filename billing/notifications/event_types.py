@@ -24,6 +24,7 @@ ENDPOINT_TEST: Final = "endpoint.test"
 ENDPOINT_DISABLED: Final = "endpoint.disabled"
 SPEND_THRESHOLD: Final = "spend.threshold_reached"
 BALANCE_LOW: Final = "balance.low"
+CREDIT_LIMIT_THRESHOLD: Final = "credit_limit.threshold_reached"
 COMMITMENT_THRESHOLD: Final = "commitment.threshold_reached"
 
 _ALL: Final = (
@@ -40,6 +41,13 @@ _ALL: Final = (
         subject="Your balance is {balance_nanos}",
         text="Your balance has fallen to {balance_nanos}; you asked to hear at {floor_nanos}.\n\nWithout a balance, "
         "requests are refused. Add credit to continue.",
+    ),
+    EventType(
+        name=CREDIT_LIMIT_THRESHOLD,
+        fields=("percent", "used_nanos", "limit_nanos"),
+        subject="{percent} % of your credit limit is used",
+        text="Usage that is not invoiced yet and unpaid invoices come to {used_nanos} of your credit limit of "
+        "{limit_nanos}.\n\nAt 100 %, requests are refused until you pay an invoice or the limit is raised.",
     ),
     EventType(
         name=COMMITMENT_THRESHOLD,

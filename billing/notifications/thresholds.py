@@ -1,4 +1,4 @@
-"""Which alerts a change of spend, balance or commitment raises. Pure functions over amounts before and after it.
+"""Which alerts a change of spend, balance, debt or commitment raises. Pure functions over amounts before and after it.
 
 A change that jumps over several thresholds raises each of them, in the order in which they lie. Each alert has a key,
 so that ``outbox.raise_alerts`` writes it once in its period, however often the change is looked at. Amounts are
@@ -11,7 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from billing.notifications.event_types import BALANCE_LOW, COMMITMENT_THRESHOLD, SPEND_THRESHOLD
+from billing.notifications.event_types import (
+    BALANCE_LOW,
+    COMMITMENT_THRESHOLD,
+    CREDIT_LIMIT_THRESHOLD,
+    SPEND_THRESHOLD,
+)
 from billing.periods import Period
 
 PERCENTS: Final = (50, 80, 100)
@@ -90,6 +95,20 @@ def balance_alerts(*, before_nanos: int, after_nanos: int, floors_nanos: Sequenc
             dedupe_key=f"balance:{since}:{floor}",
         )
         for floor in crossed_floors(before_nanos=before_nanos, after_nanos=after_nanos, floors_nanos=floors_nanos)
+    ]
+
+
+def credit_limit_alerts(*, before_nanos: int, after_nanos: int, limit_nanos: int, since: str) -> list[Alert]:
+    """The alerts of a growing debt: usage that is not invoiced, and unpaid invoices. ``since`` names the last change of
+    the invoices' part, such as a payment: a threshold is reported once for each.
+    """
+    return [
+        Alert(
+            event_type=CREDIT_LIMIT_THRESHOLD,
+            data={"percent": percent, "used_nanos": after_nanos, "limit_nanos": limit_nanos},
+            dedupe_key=f"credit-limit:{since}:{limit_nanos}:{percent}",
+        )
+        for percent in crossed_percents(before_nanos=before_nanos, after_nanos=after_nanos, limit_nanos=limit_nanos)
     ]
 
 

@@ -8,6 +8,7 @@ from billing.invoices import payments
 from billing.invoices.events import lock_invoices
 from billing.invoices.queries import read_invoice
 from billing.ledger import AccountRef, Leg, Posting, TransferKind
+from billing.limits import terms
 from core.ids import new_id
 from core.money import cents_to_nanos
 
@@ -28,10 +29,16 @@ class TenoraBooks:
         return read_invoice(session, invoice_id).amount_due_cents
 
     def grant_top_up(self, session: Session, *, tenant_id: str, amount_cents: int, reference: str) -> None:
-        """Add paid credit."""
+        """Add paid credit, and raise what the tenant may spend by it. It is granted however many lots there are."""
         lots.grant(
-            session, tenant_id=tenant_id, kind="paid", amount_nanos=cents_to_nanos(amount_cents), reference=reference
+            session,
+            tenant_id=tenant_id,
+            kind="paid",
+            amount_nanos=cents_to_nanos(amount_cents),
+            reference=reference,
+            money_arrived=True,
         )
+        terms.credit_changed(session, tenant_id, to_publish=True)
 
     def write_off(self, session: Session, *, amount_cents: int) -> str:
         """Book money that Stripe took as bad debt; below 0, money that came back. Returns the transfer."""
@@ -46,7 +53,9 @@ class TenoraBooks:
 
     def take_back_top_up(self, session: Session, *, tenant_id: str, amount_cents: int, reference: str) -> int:
         """Take unspent credit out because its payment went back. Returns the cents that are spent already."""
-        return lots.take_back(session, tenant_id=tenant_id, reference=reference, amount_cents=amount_cents)
+        missing_cents = lots.take_back(session, tenant_id=tenant_id, reference=reference, amount_cents=amount_cents)
+        terms.credit_changed(session, tenant_id, to_publish=True)
+        return missing_cents
 
 
 def _post(session: Session, kind: TransferKind, account: AccountRef, nanos: int) -> str:

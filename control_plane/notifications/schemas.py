@@ -8,6 +8,7 @@ import msgspec
 EventTypeName = Literal[
     "spend.threshold_reached",
     "balance.low",
+    "credit_limit.threshold_reached",
     "commitment.threshold_reached",
     "top_up.succeeded",
     "top_up.failed",
