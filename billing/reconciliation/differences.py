@@ -12,7 +12,7 @@ import msgspec
 
 DifferenceKind = Literal[
     "engine_ledger", "sums_records", "records_transfers", "adjustments_transfers", "invoice_lines", "invoice_transfer",
-    "invoice_document",
+    "invoice_document", "invoice_usage",
     "transfer_accounts", "transfer_balance", "stripe",
 ]  # fmt: skip
 DifferenceUnit = Literal["token", "page_millisecond", "nanodollar", "cent", "document"]

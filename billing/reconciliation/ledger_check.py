@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.reconciliation.differences import Difference, DifferenceUnit
+from billing.reconciliation.invoice_check import check_invoices
 from billing.reconciliation.transfer_rules import ACCOUNTS
 from core import clock
 from core.ids import first_id_of_ms
-from core.money import NANOS_PER_CENT
 
 _FIRST_TRANSFER: Final = "tr_"
 
@@ -33,33 +33,6 @@ FROM transfers t LEFT JOIN entries e ON e.transfer_id = t.id
 WHERE t.id >= :first GROUP BY t.id HAVING coalesce(sum(e.amount_nanos), 0) <> 0 OR count(e.transfer_id) < 2
 ORDER BY t.id
 """)
-# An invoice against its lines and credits, its transfer, and its place in the chain of documents.
-_INVOICES: Final = sa.text("""
-SELECT i.id, i.tenant_id, i.amount_nanos, i.net_cents, i.total_cents, l.nanos, l.cents - c.cents AS cents,
-    t.receivable, d.documents
-FROM invoices i
-LEFT JOIN LATERAL (
-    SELECT coalesce(sum(amount_nanos), 0)::bigint AS nanos, coalesce(sum(amount_cents), 0)::bigint AS cents
-    FROM invoice_lines WHERE invoice_id = i.id
-) l ON true
-LEFT JOIN LATERAL (
-    SELECT coalesce(sum(amount_cents), 0)::bigint AS cents FROM invoice_credits WHERE invoice_id = i.id
-) c ON true
-LEFT JOIN LATERAL (
-    SELECT coalesce(sum(e.amount_nanos), 0)::bigint AS receivable
-    FROM transfers t JOIN entries e ON e.transfer_id = t.id JOIN accounts a ON a.id = e.account_id
-    WHERE t.invoice_id = i.id AND a.kind = 'receivable'
-) t ON true
-LEFT JOIN LATERAL (
-    SELECT count(*) AS documents FROM documents WHERE document_id = i.id AND kind = 'invoice' AND sha256 <> ''
-) d ON true
-WHERE i.created_at >= :since AND (
-    i.amount_nanos <> l.nanos OR i.net_cents <> l.cents - c.cents OR t.receivable <> i.total_cents * :cent
-    OR d.documents <> 1
-)
-ORDER BY i.id
-""")
-
 # What a tenant's usage cost by its records, by its sums, and by the ledger's legs of each kind.
 _CAUSES: Final = sa.text("""
 WITH records AS (
@@ -158,7 +131,7 @@ _PARTS: Final[tuple[tuple[DifferenceUnit, str], ...]] = (
 def check_new(session: Session, since: datetime) -> list[Difference]:
     """The transfers and invoices that were written since then."""
     first = first_id_of_ms("tr", clock.to_ms(since))
-    return [*_transfers(session, first), *_invoices(session, since)]
+    return [*_transfers(session, first), *check_invoices(session, since)]
 
 
 def check_all(session: Session) -> list[Difference]:
@@ -166,7 +139,7 @@ def check_all(session: Session) -> list[Difference]:
     beginning = clock.from_ms(0)
     return [
         *_transfers(session, _FIRST_TRANSFER),
-        *_invoices(session, beginning),
+        *check_invoices(session, beginning),
         *_causes(session),
         *_sums(session),
         *_replica_sums(session),
@@ -192,23 +165,6 @@ def _transfers(session: Session, first: str) -> Iterator[Difference]:
             expected=0,
             found=row["nanos"],
         )
-
-
-def _invoices(session: Session, since: datetime) -> Iterator[Difference]:
-    for row in _rows(session, _INVOICES, since=since, cent=NANOS_PER_CENT):
-        whose = {"subject": row["id"], "tenant_id": row["tenant_id"]}
-        if row["amount_nanos"] != row["nanos"]:
-            yield Difference(
-                kind="invoice_lines", unit="nanodollar", expected=row["nanos"], found=row["amount_nanos"], **whose
-            )
-        if row["net_cents"] != row["cents"]:
-            yield Difference(kind="invoice_lines", unit="cent", expected=row["cents"], found=row["net_cents"], **whose)
-        if (owed := row["total_cents"] * NANOS_PER_CENT) != row["receivable"]:
-            yield Difference(
-                kind="invoice_transfer", unit="nanodollar", expected=owed, found=row["receivable"], **whose
-            )
-        if row["documents"] != 1:
-            yield Difference(kind="invoice_document", unit="document", expected=1, found=row["documents"], **whose)
 
 
 def _causes(session: Session) -> Iterator[Difference]:

@@ -5,8 +5,9 @@ from typing import get_args
 import pytest
 import sqlalchemy as sa
 
+from billing.invoices import closing
 from billing.invoices.payments import record_payment
-from billing.ledger import TransferKind
+from billing.ledger import AccountRef, TransferKind, _open_accounts
 from billing.reconciliation.transfer_rules import ACCOUNTS
 from core.db import unit_of_work
 
@@ -35,6 +36,10 @@ def found(reconciled, *, full: bool = False) -> list[tuple[str, str, str, int]]:
 
 def account(stage, kind: str) -> str:
     return stage.value("SELECT id FROM accounts WHERE kind = :k", k=kind)
+
+
+def close_on_schedule(stage, tenant: str):
+    return closing.close_tenant(stage.engine, tenant, stage.now(), scheduled=True)
 
 
 def by_hand(stage, *statements: tuple[str, dict]) -> None:
@@ -76,7 +81,7 @@ def test_a_changed_record_differs_from_its_sums_and_from_its_transfer(ledger, re
         (
             (
                 "UPDATE usage_records SET output_tokens = output_tokens + 1, output_nanos = output_nanos + 600,"
-                " amount_nanos = amount_nanos + 600 WHERE request_id = (SELECT min(request_id) FROM usage_records)"
+                " amount_nanos = amount_nanos + 600 WHERE request_id = (SELECT max(request_id) FROM usage_records)"
             ),
             {},
         ),
@@ -96,8 +101,89 @@ def test_a_changed_invoice_differs_from_its_lines_and_its_transfer(ledger, recon
     by_hand(ledger, ("UPDATE invoices SET net_cents = net_cents + 1, total_cents = total_cents + 1", {}))
     assert found(reconciled) == [
         ("invoice_lines", invoice["id"], "cent", -1),
+        ("invoice_lines", f"{invoice['id']}: rounding", "cent", -1),
         ("invoice_transfer", invoice["id"], "nanodollar", 10_000_000),
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "unit", "less"),
+    [
+        ("uncached_input_tokens", "uncached input tokens", "token", 150),
+        ("cached_input_tokens", "cached input tokens", "token", 75),
+        ("output_tokens", "output tokens", "token", 600),
+        ("kv_page_seconds", "KV page time", "page_millisecond", 1_000),
+    ],
+)
+def test_usage_that_a_close_left_out_of_its_invoice_is_found(ledger, reconciled, kind, words, unit, less):
+    """The invoice agrees with its lines and its transfer, and the rounding has the rest."""
+    (invoice,) = ledger.rows("SELECT * FROM invoices")
+    lower = {"invoice": invoice["id"], "kind": kind, "less": less, "tenant": invoice["tenant_id"]}
+    leg = (
+        "UPDATE entries SET amount_nanos = amount_nanos {sign} :less WHERE account_id IN (SELECT id FROM accounts"
+        " WHERE kind = '{account}') AND transfer_id = (SELECT id FROM transfers WHERE invoice_id = :invoice)"
+    )
+    by_hand(
+        ledger,
+        (
+            (
+                "UPDATE invoice_lines SET quantity = quantity - 1, amount_nanos = amount_nanos - :less"
+                " WHERE invoice_id = :invoice AND kind = :kind"
+            ),
+            lower,
+        ),
+        ("UPDATE invoices SET amount_nanos = amount_nanos - :less WHERE id = :invoice", lower),
+        (leg.format(sign="+", account="usage_unbilled"), lower),
+        (leg.format(sign="-", account="rounding"), lower),
+    )
+    missing = [
+        ("invoice_usage", f"{invoice['id']}: {words}", unit, 1_000 if unit == "page_millisecond" else 1),
+        ("invoice_usage", f"{invoice['id']}: amount", "nanodollar", less),
+    ]
+    assert found(reconciled) == sorted(missing)
+    assert found(reconciled, full=True) == sorted(missing)
+
+
+@pytest.mark.parametrize("account_kind", ["usage_unbilled", "tax_payable"])
+def test_an_invoice_of_which_the_rounding_has_a_difference_is_found(ledger, reconciled, account_kind):
+    (invoice,) = ledger.rows("SELECT * FROM invoices")
+    owner = invoice["tenant_id"] if account_kind == "usage_unbilled" else None
+    with unit_of_work(ledger.engine) as session:
+        (wrong,) = _open_accounts(session, {AccountRef(account_kind, owner)}).values()
+    parameters = {"invoice": invoice["id"], "wrong": wrong, "rounding": account(ledger, "rounding")}
+    change = (
+        "INSERT INTO entries SELECT id, :{account}, {nanos} FROM transfers WHERE invoice_id = :invoice"
+        " ON CONFLICT (transfer_id, account_id) DO UPDATE SET amount_nanos = entries.amount_nanos + {nanos}"
+    )
+    by_hand(
+        ledger,
+        (change.format(account="wrong", nanos=-9_000_000), parameters),
+        (change.format(account="rounding", nanos=9_000_000), parameters),
+    )
+    assert found(reconciled) == [("invoice_transfer", f"{invoice['id']}: {account_kind}", "nanodollar", 9_000_000)]
+
+
+def test_usage_of_a_period_below_a_cent_is_found_while_it_waits_and_when_it_is_invoiced(stage, reconciled):
+    tenant = stage.tenant()
+    stage.bill(stage.event(tenant))
+    assert close_on_schedule(stage, tenant) is None
+    assert found(reconciled, full=True) == []
+    lower = "UPDATE {} SET output_tokens = output_tokens + 2 WHERE tenant_id = :t"
+    by_hand(stage, (lower.format("usage_hours"), {"t": tenant}), (lower.format("usage_records"), {"t": tenant}))
+    assert ("invoice_usage", f"{tenant}: output tokens", "token", 2) in found(reconciled, full=True)
+    stage.bill(stage.event(tenant, output_tokens=1_000_000))
+    invoice = close_on_schedule(stage, tenant)
+    assert ("invoice_usage", f"{invoice.id}: output tokens", "token", 2) in found(reconciled)
+
+
+def test_late_usage_is_of_the_invoice_that_it_waited_for(stage, reconciled):
+    tenant = stage.tenant()
+    stage.bill(stage.event(tenant, settled_at_ms=stage.ago_ms(hours=2)))
+    stage.close()
+    stage.bill(stage.event(tenant, settled_at_ms=stage.ago_ms(minutes=90)), stage.event(tenant))
+    stage.close()
+    assert stage.value("SELECT count(*) FROM usage_records WHERE late_from IS NOT NULL") == 1
+    assert found(reconciled, full=True) == []
 
 
 def test_an_invoice_without_its_place_in_the_chain_is_found(ledger, reconciled):
