@@ -89,7 +89,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "credit_lots": _LEDGER,
     "credit_entries": _LEDGER,
     "spending_terms": {WEB: _QUEUE, WORKER: _READ, BILLING: _READ},
-    "spend_ceilings": {WEB: _QUEUE, WORKER: "SELECT, UPDATE", BILLING: "SELECT, UPDATE"},
+    "spend_ceilings": {WEB: _QUEUE, WORKER: "SELECT, UPDATE", BILLING: _QUEUE},
     "spend_limits": {WEB: _CHANGE, WORKER: _READ, BILLING: _READ},
     "notification_endpoints": {WEB: _QUEUE, WORKER: _READ, BILLING: "SELECT, UPDATE"},
     "notifications": {WEB: _ADD, WORKER: _ADD, BILLING: _ADD},
