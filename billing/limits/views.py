@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from billing.payments.settings import TOP_UP_CENTS_MAX
+
 BillingMode = Literal["prepaid", "postpaid"]
 LimitScope = Literal["tenant", "key", "adapter"]
 LimitWindow = Literal["day", "month"]
@@ -14,7 +16,7 @@ LimitWindow = Literal["day", "month"]
 class AutoTopUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """At a balance of ``floor_nanos``, ``amount_cents`` are paid, at most ``month_cents_max`` in a UTC month."""
 
-    amount_cents: Annotated[int, msgspec.Meta(ge=50, le=100_000_000)]
+    amount_cents: Annotated[int, msgspec.Meta(ge=50, le=TOP_UP_CENTS_MAX)]
     floor_nanos: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000_000)]
     month_cents_max: Annotated[int, msgspec.Meta(ge=50, le=100_000_000)]
 

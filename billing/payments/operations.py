@@ -5,16 +5,18 @@ A stored operation never changes, so that every attempt sends the same parameter
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from billing.payments.settings import DESCRIPTION_LENGTH_MAX, TOP_UP_CENTS_MAX
+from core.errors import InvalidRequest
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=DESCRIPTION_LENGTH_MAX)]
 Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s]{1,2000}$")]
 _BOUGHT: Final = "stripe:"
-PositiveCents = Annotated[int, msgspec.Meta(ge=1, le=TOP_UP_CENTS_MAX)]
+Cents = Annotated[int, msgspec.Meta(ge=1)]  # of the books, which bound it
+ChargedCents = Annotated[int, msgspec.Meta(ge=1, le=TOP_UP_CENTS_MAX)]
 
 
 def _snake(name: str) -> str:
@@ -70,7 +72,7 @@ class OpenPortal(_Page, frozen=True, kw_only=True):
 class OpenTopUpPage(_Page, frozen=True, kw_only=True):
     """A page of Stripe's on which the owner buys credit. ``request_id`` is the id of the top-up."""
 
-    amount_cents: PositiveCents
+    amount_cents: ChargedCents
     success_url: Url
     cancel_url: Url
 
@@ -79,7 +81,7 @@ class ChargeTopUp(_Operation, frozen=True, kw_only=True):
     """Buy credit with the saved card, without the owner."""
 
     top_up_id: str
-    amount_cents: PositiveCents
+    amount_cents: ChargedCents
 
     @property
     def dedupe_key(self) -> str:
@@ -162,7 +164,7 @@ class PushCreditNote(_Operation, frozen=True, kw_only=True):
 
     note_id: str
     invoice_id: str
-    amount_cents: PositiveCents
+    amount_cents: Cents
     memo: Text
     to: Literal["amount_due", "balance", "refund"]
 
@@ -176,7 +178,7 @@ class DeductPayment(_Operation, frozen=True, kw_only=True):
 
     payment_id: str
     invoice_id: str
-    amount_cents: PositiveCents
+    amount_cents: Cents
     memo: Text
 
     @property
@@ -189,7 +191,7 @@ class RefundTopUp(_Operation, frozen=True, kw_only=True):
 
     refund_id: str
     payment_intent: str
-    amount_cents: PositiveCents
+    amount_cents: Cents
 
     @property
     def dedupe_key(self) -> str:
@@ -232,15 +234,22 @@ def bought_with(reference: str) -> str | None:
     return reference.removeprefix(_BOUGHT) if reference.startswith(_BOUGHT) else None
 
 
-def encoded(operation: Operation) -> str:
-    """The operation as it is stored."""
-    return msgspec.json.encode(operation).decode()
-
-
 def decoded(content: object) -> Operation:
-    """The stored operation, of Postgres' JSON."""
-    operation: Operation = msgspec.convert(content, Operation)
+    """The stored operation, of Postgres' JSON. Raises InvalidRequest for what is none."""
+    try:
+        operation: Operation = msgspec.convert(content, Operation)
+    except (msgspec.ValidationError, AssertionError) as error:
+        raise InvalidRequest(f"the payment operation cannot be read: {error}") from error
     return operation
+
+
+def storable(operation: Operation) -> Any:
+    """The operation as Postgres' JSON. Raises InvalidRequest for one that could not be read again, so that its cause is
+    refused, and the tenant's queue goes on.
+    """
+    content = msgspec.json.decode(msgspec.json.encode(operation))
+    decoded(content)
+    return content
 
 
 def kind_of(operation: Operation) -> str:

@@ -22,9 +22,9 @@ from billing.payments.operations import (
     Operation,
     PushCreditNote,
     PushInvoice,
-    encoded,
     kind_of,
     largest_lines,
+    storable,
 )
 from billing.payments.settings import PENDING_PER_TENANT_MAX
 from billing.stripe_objects import INVOICE_LINES_MAX, MINIMUM_CHARGE_CENTS
@@ -39,7 +39,8 @@ def enqueue(session: Session, tenant_id: str, operation: Operation) -> str | Non
     """Queue an operation. Returns its id, also of one that was queued with the same ``dedupe_key``; None if nothing has
     to be done at Stripe: an invoice of which nothing is due, or less than Stripe charges, which is carried to the next.
 
-    Raises TooManyRequests for a further page or top-up if too many operations wait.
+    Raises TooManyRequests for a further page or top-up if too many operations wait, and InvalidRequest for an operation
+    whose values are outside their bounds.
     """
     queue = open_queue(session, tenant_id)
     known = session.exec(
@@ -97,7 +98,7 @@ def _insert(session: Session, queue: PaymentQueue, operation: Operation) -> str:
             id=operation_id,
             tenant_id=queue.tenant_id,
             kind=kind_of(operation),
-            content=msgspec.json.decode(encoded(operation)),
+            content=storable(operation),
             dedupe_key=operation.dedupe_key,
             state="pending",
             attempts=0,

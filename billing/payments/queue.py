@@ -18,10 +18,10 @@ from sqlmodel import Session, col, select
 from billing.payments import metrics
 from billing.payments.alarms import raise_alarm
 from billing.payments.models import PaymentOperation, PaymentQueue, PaymentStep
-from billing.payments.operations import CreateCustomer, Operation, decoded
+from billing.payments.operations import Operation, decoded
 from billing.payments.settings import PaymentSettings
 from core.db import database_now, unit_of_work
-from core.errors import Conflict, NotFound
+from core.errors import Conflict, InvalidRequest, NotFound
 
 APPROVED: Final = "approved"
 """The step that says that an admin has let an operation go on."""
@@ -80,6 +80,11 @@ class PaymentQueues:
                 queue.next_attempt_at = None
                 session.add(queue)
                 return None
+            try:
+                operation = decoded(row.content)
+            except InvalidRequest as error:  # written by another version; the other tenants' queues go on
+                _stop(session, queue.tenant_id, row.id, now, kind="operation_unreadable", reason=error.message)
+                return None
             queue.fence += 1
             queue.leased_until = self._lease_end(now)
             row.attempts += 1
@@ -90,7 +95,7 @@ class PaymentQueues:
                 customer_id=queue.customer_id,
                 test_clock=queue.test_clock,
                 operation_id=row.id,
-                operation=decoded(row.content),
+                operation=operation,
                 attempts=row.attempts,
                 waits_since=row.created_at,
             )
@@ -149,18 +154,7 @@ class PaymentQueues:
             now = self.keep(session, claim)
             self._note(session, claim, reason)
             self._release(session, claim, now)
-            session.execute(
-                sa.update(PaymentQueue)
-                .where(col(PaymentQueue.tenant_id) == claim.tenant_id)
-                .values(stopped_at=now, stopped_reason=reason[:_ERROR_LENGTH_MAX])
-            )
-            raise_alarm(
-                session,
-                kind=kind,
-                tenant_id=claim.tenant_id,
-                message=f"The queue has stopped at {claim.operation_id}: {reason}",
-                dedupe_key=f"stopped:{claim.operation_id}:{claim.attempts}",
-            )
+            _stop(session, claim.tenant_id, claim.operation_id, now, kind=kind, reason=reason)
 
     def _first_waiting(self, session: Session, tenant_id: str) -> PaymentOperation | None:
         return session.exec(
@@ -188,6 +182,21 @@ class PaymentQueues:
         return now + timedelta(seconds=self.settings.payments_lease_s)
 
 
+def _stop(session: Session, tenant_id: str, operation_id: str, now: datetime, *, kind: str, reason: str) -> None:
+    session.execute(
+        sa.update(PaymentQueue)
+        .where(col(PaymentQueue.tenant_id) == tenant_id)
+        .values(stopped_at=now, stopped_reason=reason[:_ERROR_LENGTH_MAX])
+    )
+    raise_alarm(
+        session,
+        kind=kind,
+        tenant_id=tenant_id,
+        message=f"The queue has stopped at {operation_id}: {reason}",
+        dedupe_key=f"stopped:{operation_id}:{now.isoformat()}",
+    )
+
+
 def resume(session: Session, tenant_id: str, *, cancel: bool) -> None:
     """Let a stopped queue go on, by an admin's word: its first operation is looked up at Stripe before anything is sent
     again, or cancelled. Raises NotFound, and Conflict if the queue runs or has to create the customer.
@@ -205,7 +214,7 @@ def resume(session: Session, tenant_id: str, *, cancel: bool) -> None:
     ).first()
     now = database_now(session)
     if first is not None and cancel:
-        if isinstance(decoded(first.content), CreateCustomer):
+        if first.kind == "create_customer":
             raise Conflict(
                 "The operation creates the customer, which all others need. Retry it instead.",
                 code="payment_operation_needed",

@@ -4,8 +4,10 @@ from typing import Annotated
 
 import msgspec
 
+from billing.payments.settings import TOP_UP_CENTS_MAX
+
 PageUrl = Annotated[str, msgspec.Meta(min_length=8, max_length=2000, pattern=r"^https?://[!-~]+(?!\n)$")]
-TopUpCents = Annotated[int, msgspec.Meta(ge=50, le=99_999_999)]
+TopUpCents = Annotated[int, msgspec.Meta(ge=50, le=TOP_UP_CENTS_MAX)]
 
 
 class NewSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

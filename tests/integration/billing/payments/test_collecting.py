@@ -3,8 +3,10 @@
 import pytest
 
 from billing.payments import queue
-from billing.payments.operations import EndInvoice, PushCreditNote
+from billing.payments.operations import ChargeTopUp, DeductPayment, EndInvoice, PushCreditNote
+from billing.payments.settings import TOP_UP_CENTS_MAX
 from core.db import unit_of_work
+from core.errors import InvalidRequest
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -184,3 +186,42 @@ def test_an_invoice_that_waited_for_weeks_is_not_charged_without_an_admin(stage)
         queue.resume(session, tenant, cancel=False)
     assert stage.work() == ["done"]
     assert stage.of(invoice).status == "paid"
+
+
+def test_an_operation_that_could_not_be_read_again_is_refused_before_it_is_queued(stage):
+    tenant = stage.tenant()
+    with pytest.raises(InvalidRequest, match="amount_cents"):
+        stage.enqueue(tenant, ChargeTopUp(top_up_id="top_1", amount_cents=TOP_UP_CENTS_MAX + 1))
+    assert stage.value("SELECT count(*) FROM top_ups") == 0
+    assert stage.enqueue(tenant, ChargeTopUp(top_up_id="top_1", amount_cents=TOP_UP_CENTS_MAX))
+
+
+@pytest.mark.parametrize("kind", [PushCreditNote, DeductPayment])
+def test_a_credit_or_a_deduction_may_be_larger_than_a_charge(stage, kind):
+    tenant = stage.tenant(card=None)
+    invoice = stage.invoice(tenant, 700)
+    values = {"invoice_id": invoice, "amount_cents": 100_000_000_000, "memo": "Outage"}
+    values |= {"note_id": "cn_1", "to": "amount_due"} if kind is PushCreditNote else {"payment_id": "transfer 1"}
+    stage.enqueue(tenant, kind(**values))
+    assert stage.work() == ["done"] * 2
+
+
+def test_a_stored_operation_that_cannot_be_read_stops_its_own_queue_only(stage):
+    one, other = stage.tenant(), stage.tenant()
+    stage.change(
+        "INSERT INTO payment_operations (id, tenant_id, kind, content, dedupe_key, state, attempts, created_at)"
+        " VALUES ('pop_unreadable', :t, 'pay_later', '{\"kind\": \"pay_later\"}', 'x', 'pending', 0, now())",
+        t=one,
+    )
+    stage.change("UPDATE payment_queues SET next_attempt_at = now() - interval '1 hour' WHERE tenant_id = :t", t=one)
+    paid = stage.invoice(other, 700)
+    assert stage.work() == []  # the unreadable one waited longest
+    assert stage.work() == ["done"]
+    assert stage.of(paid).status == "paid"
+    assert "pay_later" in stage.stopped(one)
+    assert stage.alarms() == ["operation_unreadable"]
+    with unit_of_work(stage.engine) as session:
+        queue.resume(session, one, cancel=True)
+    following = stage.invoice(one, 700)
+    assert stage.work() == ["done"]
+    assert stage.of(following).status == "paid"

@@ -82,6 +82,10 @@ def test_what_billing_changes_is_published_by_the_worker(api, engine, published)
         ({"auto_top_up": {"amount_cents": 1_000}}, "auto_top_up.floor_nanos"),
         ({"auto_top_up": {"amount_cents": 1_000, "floor_nanos": 0, "month_cents_max": 999}}, "auto_top_up"),
         ({"auto_top_up": {"amount_cents": 49, "floor_nanos": 0, "month_cents_max": 999}}, "auto_top_up.amount_cents"),
+        (
+            {"auto_top_up": {"amount_cents": 100_000_000, "floor_nanos": 0, "month_cents_max": 100_000_000}},
+            "auto_top_up.amount_cents",
+        ),
         ({"unknown": 1}, "unknown"),
     ],
 )
