@@ -40,12 +40,18 @@ SELECT c.tenant_id FROM spend_ceilings c
 LEFT JOIN accounts a ON a.tenant_id = c.tenant_id AND a.kind = 'receivable'
 WHERE c.receivable_entries <> (SELECT count(*) FROM entries e WHERE e.account_id = a.id)
 """)
+TOP_UPS_EVERY: Final = timedelta(minutes=1)  # also without usage: a day after a failure, in a new month
+_LOW: Final = sa.text("""
+SELECT c.tenant_id FROM spend_ceilings c JOIN spending_terms t ON t.tenant_id = c.tenant_id
+WHERE c.balance_nanos <= t.top_up_floor_nanos
+""")
 
 
 class SpendingRunner:
     """One worker's look at the tenants that have a ceiling or expired credit.
 
     ``invoice_now`` closes a tenant's open period at an instant. ``payments`` buys credit; without it, none is bought.
+    Tenants that want credit bought and whose balance is low are looked at after ``top_ups_every`` too.
     """
 
     def __init__(
@@ -55,22 +61,25 @@ class SpendingRunner:
         *,
         invoice_now: Callable[[str, datetime], object],
         payments: TopUpPayments | None = None,
+        top_ups_every: timedelta = TOP_UPS_EVERY,
     ) -> None:
         self._engine = engine
         self._active = active
         self._invoice_now = invoice_now
         self._payments = payments
+        self._top_ups_every = top_ups_every
         self._waiting: set[str] = set()
         self._expiring: set[str] = set()
         self._looked_at: datetime | None = None
         self._left_at: datetime | None = None
+        self._low_at: datetime | None = None
 
     def run_once(self) -> None:
         """Look at every tenant that is due. Those that fail are due again at the next run."""
         self._waiting |= self._active.take()
         with unit_of_work(self._engine) as session:
             now = database_now(session)
-            due = self._due(session, now)
+            due = self._due(session, now) | self._low(session, now)
             self._expiring |= _expired(session, self._looked_at, now, self._waiting)
         self._looked_at = now
         self._waiting = set()
@@ -90,6 +99,13 @@ class SpendingRunner:
             *session.exec(select(SpendCeiling.tenant_id).where(named | bound)),
             *session.connection().execute(_INVOICED).scalars(),
         }
+
+    def _low(self, session: Session, now: datetime) -> set[str]:
+        """Tenants for which credit may have to be bought, once in each interval."""
+        if self._payments is None or (self._low_at is not None and now < self._low_at + self._top_ups_every):
+            return set()
+        self._low_at = now
+        return set(session.connection().execute(_LOW).scalars())
 
     def _refresh(self, tenant_id: str) -> None:
         with Session(self._engine, expire_on_commit=False) as session:

@@ -1,5 +1,6 @@
 """Credit that is bought by itself, through the queue of payments."""
 
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -27,9 +28,13 @@ def low(stage, wallet) -> str:
     return tenant
 
 
-def look(stage) -> None:
-    close = partial(close_tenant, stage.engine)
-    SpendingRunner(stage.engine, ActiveTenants(), invoice_now=close, payments=CardTopUps()).run_once()
+@pytest.fixture
+def runner(stage) -> SpendingRunner:
+    """One worker, whose interval between looks has always passed."""
+    close, none_active = partial(close_tenant, stage.engine), ActiveTenants()
+    return SpendingRunner(
+        stage.engine, none_active, invoice_now=close, payments=CardTopUps(), top_ups_every=timedelta()
+    )
 
 
 def bought(stage) -> list[tuple[str, int]]:
@@ -38,43 +43,63 @@ def bought(stage) -> list[tuple[str, int]]:
 
 
 @pytest.mark.scenario(84)
-def test_one_payment_is_queued_and_no_second_one_while_it_is_on_its_way(stage, low):
-    look(stage)
-    look(stage)
+def test_one_payment_is_queued_and_no_second_one_while_it_is_on_its_way(stage, runner, low):
+    runner.run_once()
+    runner.run_once()
     assert bought(stage) == [("pending", 2_500)]
     queued = stage.rows("SELECT tenant_id FROM payment_operations WHERE kind = 'charge_top_up'")
     assert [each["tenant_id"] for each in queued] == [low]
 
 
 @pytest.mark.scenario(85)
-def test_a_declined_payment_grants_nothing_and_is_repeated_a_day_later(stage, wallet, low):
-    look(stage)
+def test_a_declined_payment_grants_nothing_and_is_repeated_a_day_later(stage, wallet, runner, low):
+    runner.run_once()
     stage.change("UPDATE top_ups SET state = 'failed'")
-    look(stage)
+    runner.run_once()
     assert bought(stage) == [("failed", 2_500)]
     assert wallet.balance(low).balance_nanos == 0
     stage.change("UPDATE top_ups SET created_at = created_at - interval '1 day'")
-    look(stage)
+    runner.run_once()
     assert bought(stage) == [("failed", 2_500), ("pending", 2_500)]
 
 
-def test_the_months_cap_ends_it_and_the_next_month_begins_again(stage, low):
+def test_the_months_cap_ends_it_and_the_next_month_begins_again(stage, runner, low):
     for _ in range(3):
-        look(stage)
+        runner.run_once()
         stage.change("UPDATE top_ups SET state = 'paid'")
     assert bought(stage) == [("paid", 2_500), ("paid", 2_500)]
     stage.change("UPDATE top_ups SET created_at = created_at - interval '32 days'")
-    look(stage)
+    runner.run_once()
     assert len(bought(stage)) == 3
 
 
+def test_a_tenant_that_asks_for_it_below_the_floor_is_served_without_further_usage(stage, wallet, runner):
+    tenant = stage.tenant()
+    wallet.spend(tenant, 0.6)
+    runner.run_once()
+    top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=5_000)
+    with unit_of_work(stage.engine) as session:
+        terms.change(session, tenant, TermsPatch(mode="prepaid", auto_top_up=top_up))
+    runner.run_once()
+    assert bought(stage) == [("pending", 2_500)]
+
+
+def test_without_usage_a_low_balance_is_looked_at_once_in_an_interval(stage, low):
+    close = partial(close_tenant, stage.engine)
+    runner = SpendingRunner(stage.engine, ActiveTenants(), invoice_now=close, payments=CardTopUps())
+    runner.run_once()
+    stage.change("UPDATE top_ups SET state = 'paid'")
+    runner.run_once()
+    assert bought(stage) == [("paid", 2_500)]
+
+
 @pytest.mark.scenario(86)
-def test_what_an_owner_buys_by_hand_does_not_count_and_turns_nothing_on(stage, wallet, low):
+def test_what_an_owner_buys_by_hand_does_not_count_and_turns_nothing_on(stage, wallet, runner, low):
     stage.change(
         "INSERT INTO top_ups (id, tenant_id, amount_cents, state, created_at)"
         f" VALUES ('top_by_hand', '{low}', 5000, 'pending', now())"
     )
-    look(stage)
+    runner.run_once()
     assert bought(stage) == [("pending", 5_000), ("pending", 2_500)]
     other = stage.tenant()
     wallet.grant(other, 1)
