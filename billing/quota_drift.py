@@ -1,5 +1,6 @@
 """Compares quotas with the ledger for recently active tenants and repairs differences. This module decides when and for
-which tenants; ``quota_rebuild`` compares and repairs.
+which tenants; ``quota_rebuild`` compares and repairs. A worker begins with all tenants of the month, because the one
+before may have died with tenants that it had yet to compare.
 
 A difference has a cause: a settlement that no quota counted, or one that was counted twice because Redis had lost its
 marker. Holds of running requests do not count: only settled usage is compared.
@@ -44,6 +45,7 @@ class QuotaDrift:
         self._tenants_max = tenants_max
         self._price_age_max = price_age_max
         self._active: dict[str, None] = {}
+        self._started = False
         self._due = time.monotonic() + every_s
 
     def record_active(self, tenant_ids: Iterable[str]) -> None:
@@ -55,10 +57,14 @@ class QuotaDrift:
         if time.monotonic() < self._due or backlog.length + backlog.dead_letters > _EVENTS_MAX:
             return
         self._due = time.monotonic() + self._every_s
-        remaining = deque(islice(self._active, self._tenants_max))
-        for tenant_id in remaining:
-            del self._active[tenant_id]
+        remaining: deque[str] = deque()
         try:
+            if not self._started:
+                self.record_active(quota_rebuild.tenants_of_month(self._engine))
+                self._started = True
+            remaining.extend(islice(self._active, self._tenants_max))
+            for tenant_id in remaining:
+                del self._active[tenant_id]
             found = quota_rebuild.drift(self._engine, self._redis, remaining, price_age_max=self._price_age_max)
             metrics.QUOTA_DRIFT_TOKENS.set(sum(abs(one.tokens) for one in found.values()))
             remaining = deque(found)

@@ -17,6 +17,7 @@ from sqlmodel import Session, col, select
 
 from billing.limits import spend_limits
 from billing.periods import month as month_period
+from billing.periods import month_start
 from billing.prices import price_book
 from billing.prices.price_book import PriceBook
 from billing.stream import decode_event
@@ -26,7 +27,7 @@ from billing.usage.models import UsageMonth
 from core import clock, redis_keys
 from core.contracts.grants import KeyGrant, TenantGrant
 from core.contracts.usage import UsageEvent
-from core.db import unit_of_work
+from core.db import database_now, unit_of_work
 from core.errors import NotFound, Unavailable
 from core.rating import rate
 
@@ -68,10 +69,11 @@ class Rebuilt(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """How much a quota's month exceeds the ledger's; negative when it is less."""
+    """How much a quota's month, and its total spending, exceed the ledger's; negative when they are less."""
 
     tokens: int
     nanos: int
+    total_nanos: int = 0
 
 
 class _Seen(NamedTuple):
@@ -117,15 +119,24 @@ def is_due(engine: sa.Engine, redis: redis_client.Redis) -> bool:
     return recorded
 
 
+def tenants_of_month(engine: sa.Engine) -> list[str]:
+    """The tenants that have used anything in the current UTC month, by the database's clock."""
+    with unit_of_work(engine) as session:
+        this_month = col(UsageMonth.month) == month_start(database_now(session))
+        return list(session.exec(select(UsageMonth.tenant_id).where(this_month).distinct()))
+
+
 def drift(
     engine: sa.Engine,
     redis: redis_client.Redis,
     tenant_ids: Collection[str],
     *,
     price_age_max: timedelta = PRICE_AGE_MAX,
+    only_month: bool = True,
 ) -> dict[str, Drift]:
-    """The difference between Redis's month and the ledger's, for those of the tenants that differ. Nothing is locked,
-    so the result may be wrong while another worker records, and at the turn of a month.
+    """The difference between Redis's month and the ledger's, for those of the tenants that differ; also that of the
+    total spending, unless ``only_month``. Nothing is locked, so the result may be wrong while another worker records,
+    and at the turn of a month.
     """
     ids = list(tenant_ids)
     grants = cast("list[bytes | None]", redis.hmget(redis_keys.snapshot("tenants"), ids)) if ids else []
@@ -133,13 +144,14 @@ def drift(
     quotas = {redis_keys.tenant_quota(tenant_id): tenant_id for tenant_id in tenants}
     seen = _look(redis, list(quotas), tenants)
     with unit_of_work(engine) as session:
-        truth = _recorded(session, tenants, seen.month, only_month=True)
+        truth = _recorded(session, tenants, seen.month, only_month=only_month)
         _add_unrecorded(session, truth, tenants, seen, price_age_max)
     found = {}
     for quota, tenant_id in quotas.items():
         has, should_have = seen.counts[quota], truth[tenant_id, ""]
-        one = Drift(*(has[name] - should_have[name] for name in ("month_used", "month_spent_nanos")))
-        if one.tokens != 0 or abs(one.nanos) >= _ROUNDING_NANOS_MAX:
+        one = Drift(*(has[name] - should_have[name] for name in _COUNTS))
+        one = one._replace(total_nanos=0) if only_month else one
+        if one.tokens != 0 or max(abs(one.nanos), abs(one.total_nanos)) >= _ROUNDING_NANOS_MAX:
             found[tenant_id] = one
     return found
 

@@ -1,6 +1,9 @@
 """Keeps the spending of tenants with tiers, included usage or prices of resources current: it adjusts the periods of
 tenants whose usage was recorded or whose resources were metered, and then corrects their quotas, which gateways had
 counted at the highest price and without resources.
+
+An adjustment is on the ledger before the quota follows. If the worker dies in between, the next worker compares the
+quotas of all these tenants as it starts; if Redis fails, the tenant is due again.
 """
 
 from collections.abc import Iterable
@@ -43,15 +46,27 @@ class AdjustmentRunner:
     def run_once(self) -> None:
         """Adjust every tenant that is due. Those that fail are due again at the next run."""
         self._waiting |= self._active.take() | self._metered.take()
-        if not self._started:
-            with unit_of_work(self._engine) as session:
-                self._waiting |= set(read_billed_until(session))
-            self._started = True
         self._waiting = set(each_tenant(self._corrected(self._waiting), "adjust", self._adjust))
+        if not self._started:
+            self._adjust_all()
+            self._started = True
 
     def _adjust(self, tenant_id: str) -> None:
-        if self.adjust_tenant(tenant_id):
-            self._correct_quota(tenant_id)
+        """The quota is corrected even if nothing is posted now: a close, or a run that failed, may have posted it."""
+        self.adjust_tenant(tenant_id)
+        self._correct_quota(tenant_id)
+
+    def _adjust_all(self) -> None:
+        """Most quotas need no correction at the start, and a comparison of all together is cheap."""
+        with unit_of_work(self._engine) as session:
+            subscribed = read_billed_until(session)
+        tenant_ids = self._corrected(subscribed)
+        failed = each_tenant(tenant_ids, "adjust", self.adjust_tenant)
+        found = quota_rebuild.drift(
+            self._engine, self._redis, tenant_ids, price_age_max=self._price_age_max, only_month=False
+        )
+        failed += each_tenant(sorted(found), "adjust", self._correct_quota)
+        self._waiting |= set(failed)
 
     def adjust_tenant(self, tenant_id: str) -> bool:
         """Adjust the tenant's open periods. Returns whether the ledger changed."""

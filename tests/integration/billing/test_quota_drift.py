@@ -34,6 +34,7 @@ def test_correct_counts_show_no_drift_whatever_billing_has_recorded(stage, platf
 def test_drift_is_shown_and_corrected_a_few_tenants_at_a_time(stage, platform, drift):
     above, below, quiet = [platform.tenant() for _ in range(3)]
     platform.publish()
+    drift.run_once(read_backlog(stage.redis))  # begins when nobody has used anything
     platform.serve(*[above, below, quiet] * 3)
     stage.drain()
     before = platform.counts()
@@ -52,6 +53,20 @@ def test_drift_is_shown_and_corrected_a_few_tenants_at_a_time(stage, platform, d
         redis_keys.tenant_quota(quiet)
     )  # it has used nothing since
     assert found == before
+
+
+def test_a_worker_that_starts_compares_every_tenant_of_the_month(stage, platform):
+    tenants = [platform.tenant() for _ in range(3)]
+    platform.publish()
+    platform.serve(*tenants)
+    stage.drain()
+    before = platform.counts()
+    for tenant_id in tenants:
+        stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "month_used", 70)
+    drift = QuotaDrift(stage.engine, stage.redis, every_s=0, tenants_max=2)
+    drift.run_once(read_backlog(stage.redis))
+    drift.run_once(read_backlog(stage.redis))
+    assert platform.counts() == before
 
 
 def test_drift_in_money_is_corrected_except_for_rounding(stage, platform, drift):

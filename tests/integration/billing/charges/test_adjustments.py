@@ -174,14 +174,27 @@ def spend(stage, tenant: str, tokens: int) -> None:
     stage.drain()
 
 
-@pytest.mark.scenario(30)
-def test_the_quota_of_a_tenant_falls_to_the_adjusted_amount(stage):
+def published(stage) -> str:
     tenant = tiered_tenant(stage, "graduated")
     grant = TenantGrant(tenant_id=tenant, status="active", limits=AMPLE)
     stage.redis.hset(redis_keys.snapshot("tenants"), tenant, msgspec.json.encode(grant))
+    return tenant
+
+
+@pytest.fixture
+def watched() -> ActiveTenants:
+    return ActiveTenants()
+
+
+@pytest.fixture
+def adjusting(stage, watched) -> AdjustmentRunner:
+    return AdjustmentRunner(stage.engine, stage.redis, watched, price_age_max=timedelta(days=1))
+
+
+@pytest.mark.scenario(30)
+def test_the_quota_of_a_tenant_falls_to_the_adjusted_amount(stage, watched, adjusting):
+    tenant = published(stage)
     spend(stage, tenant, 12 * MILLION)
-    watched = ActiveTenants()
-    adjusting = AdjustmentRunner(stage.engine, stage.redis, watched, price_age_max=timedelta(days=1))
     adjusting.run_once()
     assert spent(stage, tenant) == 5_900_000_000
     spend(stage, tenant, MILLION)
@@ -192,13 +205,54 @@ def test_the_quota_of_a_tenant_falls_to_the_adjusted_amount(stage):
     assert spent(stage, tenant) == 6_300_000_000
 
 
+def test_the_quota_follows_although_the_worker_died_after_the_adjustment(stage, adjusting):
+    tenant = published(stage)
+    spend(stage, tenant, 12 * MILLION)
+    assert runner(stage).adjust_tenant(tenant), "by a worker that dies now"
+    adjusting.run_once()
+    assert spent(stage, tenant) == 5_900_000_000
+
+
+def test_the_total_follows_a_lost_adjustment_of_an_earlier_month(stage, adjusting):
+    tenant = published(stage)
+    spend(stage, tenant, 12 * MILLION)
+    assert runner(stage).adjust_tenant(tenant)
+    stage.redis.hset(redis_keys.tenant_quota(tenant), "month_spent_nanos", 5_900_000_000)
+    adjusting.run_once()
+    assert spent(stage, tenant) == 5_900_000_000
+
+
+def test_the_quota_follows_after_redis_has_failed(stage, watched, adjusting):
+    tenant = published(stage)
+    adjusting.run_once()
+    spend(stage, tenant, 12 * MILLION)
+    watched.add([tenant])
+    quota = redis_keys.tenant_quota(tenant)
+    stage.redis.rename(quota, "aside")
+    stage.redis.set(quota, "no quota")
+    adjusting.run_once()
+    assert unbilled(stage, tenant) == 5_900_000_000
+    stage.redis.rename("aside", quota)
+    adjusting.run_once()
+    assert spent(stage, tenant) == 5_900_000_000
+
+
+def test_the_quota_follows_an_adjustment_that_a_close_has_posted(stage, watched, adjusting):
+    tenant = published(stage)
+    adjusting.run_once()
+    spend(stage, tenant, 12 * MILLION)
+    (invoice,) = stage.close()
+    assert invoice.amount_nanos == 5_900_000_000
+    watched.add([tenant])
+    adjusting.run_once()
+    assert spent(stage, tenant) == 5_900_000_000
+
+
 @pytest.mark.scenario(30)
 def test_the_worker_corrects_the_quota_within_two_seconds_of_recording(
     stage, postgres_settings, redis_settings, tmp_path, promised_s
 ):
-    tenant = tiered_tenant(stage, "graduated")
-    grant = TenantGrant(tenant_id=tenant, status="active", limits=AMPLE)
-    stage.redis.hset(redis_keys.snapshot("tenants"), tenant, msgspec.json.encode(grant))
+    tenant = published(stage)
     env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
     with worker(env, tmp_path / "log"):
         for number, tokens in ((1, MILLION), (2, 11 * MILLION)):
