@@ -1,6 +1,5 @@
 """The worker as a process: after stops, kills and outages of its servers, every request is billed exactly once."""
 
-import os
 import random
 import signal
 import subprocess
@@ -8,19 +7,19 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from billing.settings import BillingSettings
 from billing.subscriptions import ending
-from control_plane import database_roles, operations
-from core import db, redis_acl, redis_keys
+from control_plane import operations
+from core import db, redis_keys
 from core.db import unit_of_work
 from tenora.stack import embedded_servers
 from tenora.stack.program import free_port
 from tests.conftest import create_database, wait_until
-from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS, user_url
+from tests.fixtures.billing_worker import environment, worker
+from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS
 
 DIES_BEFORE_ACKNOWLEDGING = """
 import os, signal, sys
@@ -40,33 +39,9 @@ Meter(connect(PostgresSettings()), stream, BillingSettings()).process(stream.rea
 """
 
 
-def environment(postgres_dsn: str, redis_url: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "TENORA_POSTGRES_DSN": user_url(postgres_dsn, database_roles.BILLING),
-        "TENORA_REDIS_URL": user_url(redis_url, redis_acl.BILLING),
-        "TENORA_BILLING_RECLAIM_IDLE_MS": "300",
-        "TENORA_BILLING_BLOCK_MS": "100",
-        "TENORA_BILLING_BACKOFF_MS_MAX": "300",
-        "TENORA_BILLING_BATCH_EVENTS_MAX": "20",
-        "TENORA_BILLING_ATTEMPTS_MAX": "2",
-    }
-
-
 @pytest.fixture
 def env(postgres_settings, redis_settings) -> dict[str, str]:
     return environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
-
-
-@contextmanager
-def worker(env, log: Path):
-    with log.open("ab") as out:
-        process = subprocess.Popen([sys.executable, "-m", "billing", "worker"], env=env, stdout=out, stderr=out)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def records(stage) -> int:
