@@ -35,11 +35,17 @@ def true_up(terms: TenantTerms, billed: Period, charged_nanos: int, state: Perio
         lines += _missing(terms, around, whole, "period", state.charged_nanos)
     if closing and state.year_from is not None:
         calendar = terms.calendars.at(state.year_from)
-        year = _year(calendar, state.year_from)
+        year = commitment_year(calendar, state.year_from)
         if ended or year.end <= billed.end:
             lines += _missing(terms, Period(state.year_from, year.end), year, "year", state.year_nanos)
             state = msgspec.structs.replace(state, year_from=None, year_nanos=0)
     return TrueUp(lines, state)
+
+
+def commitment_year(calendar: BillingCalendar, since: datetime) -> Period:
+    """Twelve months from the local day on which a commitment began."""
+    anchor = since.astimezone(ZoneInfo(calendar.zone)).date()
+    return BillingCalendar(interval="year", zone=calendar.zone, anchor=anchor).period_at(since)
 
 
 def _counted(terms: TenantTerms, billed: Period, charged_nanos: int, state: PeriodState) -> PeriodState:
@@ -67,9 +73,3 @@ def _missing(
 def _committed(stretch: Stretch, interval: Literal["period", "year"]) -> int:
     card = None if stretch.version is None else stretch.version.card
     return 0 if card is None or card.commitment_interval != interval else card.commitment_nanos
-
-
-def _year(calendar: BillingCalendar, since: datetime) -> Period:
-    """Twelve months from the local day on which a commitment began."""
-    anchor = since.astimezone(ZoneInfo(calendar.zone)).date()
-    return BillingCalendar(interval="year", zone=calendar.zone, anchor=anchor).period_at(since)

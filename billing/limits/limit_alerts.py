@@ -1,19 +1,24 @@
 """Alerts tenants when they reach parts of their spending limits and of their commitment.
 
-It looks at tenants whose usage was recorded, in a thread of its own, so recording never waits for it. Each threshold
-of a limit is written once in its window, in order, whatever this process remembers: its key is unique.
+It looks at tenants whose usage was recorded or whose limit was set, in a thread of its own, so recording never waits
+for it. When it starts, and then each hour, it looks at all that used anything lately: a worker that was killed may have
+recorded usage that it never looked at. Each threshold of a limit is written once in its window, in order, whatever this
+process remembers: its key is unique.
 """
 
 import time
 from collections.abc import Collection
-from datetime import datetime
-from typing import Final, cast
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple, cast
 
 import msgspec
 import redis as redis_client
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from billing.charges.commitments import commitment_year
+from billing.charges.contract import read_state
+from billing.charges.totals import period_start
 from billing.credits.open_usage import read_adjusted
 from billing.each_tenant import each_tenant
 from billing.limits import spend_limits
@@ -24,6 +29,7 @@ from billing.notifications import outbox, thresholds
 from billing.notifications.thresholds import Alert
 from billing.periods import Period, month_start
 from billing.prices import price_book
+from billing.subscriptions.billed_until import billed_until_of
 from billing.subscriptions.terms import calendar_of
 from billing.usage.models import UsageMonth
 from core import redis_keys
@@ -33,10 +39,15 @@ from core.spend_windows import WindowBounds, window_at
 
 _TENANT: Final = msgspec.json.Decoder(TenantGrant)
 _REMEMBERED_MAX: Final = 20_000
+_ALL_EVERY: Final = timedelta(hours=1)
+_ALL_AT_ONCE: Final = 100  # of all tenants, in one run: those that use something now do not wait for the others
+_LATE_COMMITS: Final = timedelta(minutes=1)  # a limit is looked at although it commits after a look
 
 
 class LimitAlerts:
-    """One worker's look at the tenants that it recorded usage for, each at most once in ``every_ms``."""
+    """One worker's look at the tenants that it recorded usage for or that set a limit, each at most once in
+    ``every_ms``, and at all others now and then.
+    """
 
     def __init__(
         self, engine: sa.Engine, redis: redis_client.Redis, active: ActiveTenants, *, every_ms: int = 2_000
@@ -46,12 +57,14 @@ class LimitAlerts:
         self._active = active
         self._every_ns = every_ms * 1_000_000
         self._waiting: set[str] = set()
+        self._others: set[str] = set()
+        self._others_at: datetime | None = None
         self._looked_at: dict[str, int] = {}
         self._written: set[tuple[str, str]] = set()
 
     def run_once(self) -> None:
         """Look at every tenant that is due. Those that fail are due again at the next run."""
-        self._waiting |= self._active.take()
+        self._waiting |= self._active.take() | self._take_others()
         now = time.monotonic_ns()
         self._looked_at = {each: at for each, at in self._looked_at.items() if now - at < self._every_ns}
         due = sorted(self._waiting - self._looked_at.keys())
@@ -59,6 +72,18 @@ class LimitAlerts:
         failed = each_tenant(due, "limit alerts", lambda tenant_id: self._look(tenant_id, grants.get(tenant_id)))
         self._looked_at |= dict.fromkeys(due, now)
         self._waiting = self._waiting.difference(due).union(failed)
+
+    def _take_others(self) -> set[str]:
+        """Tenants that set a limit lately, and some of all tenants."""
+        with unit_of_work(self._engine) as session:
+            now = database_now(session)
+            found = spend_limits.limited_since(session, now - _LATE_COMMITS)
+            if self._others_at is None or now >= self._others_at + _ALL_EVERY:
+                self._others |= _used_lately(session, now)
+                self._others_at = now
+        some = sorted(self._others)[:_ALL_AT_ONCE]
+        self._others -= set(some)
+        return found.union(some)
 
     def _grants(self, tenant_ids: Collection[str]) -> dict[str, TenantGrant]:
         if not tenant_ids:
@@ -102,14 +127,49 @@ def due_alerts(session: Session, tenant_id: str, month_limit_nanos: int | None) 
             limit_nanos=limit.amount_nanos,
         )
     card = price_book.load(session, [tenant_id]).in_force(tenant_id, now)
-    if card is not None and card.card.commitment_nanos and card.card.commitment_interval == "period":
-        period = calendar_of(session, tenant_id, now).period_at(now)
-        adjusted = read_adjusted(session, tenant_id, period)
-        used = spent_in(session, tenant_id, WindowBounds(*period)) + adjusted.usage_nanos + adjusted.other_nanos
+    if card is not None and card.card.commitment_nanos:
+        committed = card.card.commitment_interval
+        counted = _year_of(session, tenant_id, now) if committed == "year" else _period_of(session, tenant_id, now)
         alerts += thresholds.commitment_alerts(
-            period=period, before_nanos=0, after_nanos=used, commitment_nanos=card.card.commitment_nanos
+            period=counted.period,
+            before_nanos=0,
+            after_nanos=counted.used_nanos,
+            commitment_nanos=card.card.commitment_nanos,
         )
     return alerts
+
+
+class _Counted(NamedTuple):
+    """The time of a commitment, and what counts towards it so far."""
+
+    period: Period
+    used_nanos: int
+
+
+def _period_of(session: Session, tenant_id: str, now: datetime) -> _Counted:
+    period = calendar_of(session, tenant_id, now).period_at(now)
+    return _Counted(period, _charged_in(session, tenant_id, period))
+
+
+def _year_of(session: Session, tenant_id: str, now: datetime) -> _Counted:
+    """What invoices have counted of the year, and what is not invoiced yet. The year of a first commitment begins with
+    the open period.
+    """
+    open_from = period_start(session, tenant_id, billed_until_of(session, tenant_id)) or now
+    state = read_state(session, tenant_id, open_from)
+    year = commitment_year(calendar_of(session, tenant_id, now), state.year_from or open_from)
+    return _Counted(year, state.year_nanos + _charged_in(session, tenant_id, Period(open_from, year.end)))
+
+
+def _charged_in(session: Session, tenant_id: str, period: Period) -> int:
+    adjusted = read_adjusted(session, tenant_id, period)
+    return spent_in(session, tenant_id, WindowBounds(*period)) + adjusted.usage_nanos + adjusted.other_nanos
+
+
+def _used_lately(session: Session, now: datetime) -> set[str]:
+    """The tenants with usage in this UTC month or in the one before: a month of another zone may have begun there."""
+    before = month_start(month_start(now) - timedelta(days=1))
+    return set(session.exec(select(UsageMonth.tenant_id).where(col(UsageMonth.month) >= before).distinct()))
 
 
 def _charged_in_month(session: Session, tenant_id: str, month: datetime) -> int:

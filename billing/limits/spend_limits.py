@@ -123,6 +123,11 @@ def limited_tenants(session: Session) -> set[str]:
     return set(session.exec(select(SpendLimit.tenant_id).distinct()))
 
 
+def limited_since(session: Session, since: datetime) -> set[str]:
+    """The tenants of which a limit was set since this instant."""
+    return set(session.exec(select(SpendLimit.tenant_id).where(col(SpendLimit.updated_at) >= since).distinct()))
+
+
 def spent_in(session: Session, tenant_id: str, bounds: WindowBounds, *, key_id: str = "", adapter_id: str = "") -> int:
     """What usage cost that settled in the window, in all or of one key or adapter. Only the parts of hours with which
     the window begins and ends are read from the records.

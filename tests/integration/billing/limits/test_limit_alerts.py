@@ -1,10 +1,13 @@
 """Alerts on spending limits and commitments."""
 
+from datetime import datetime
+
 import msgspec
 import pytest
 
-from billing.limits import spend_limits
+from billing.limits import limit_alerts, spend_limits
 from billing.limits.limit_alerts import LimitAlerts
+from billing.metering import ActiveTenants
 from billing.prices.card import PriceCard
 from core import redis_keys
 from core.contracts.grants import TenantGrant
@@ -22,7 +25,9 @@ def alerts(stage) -> LimitAlerts:
 
 def written(stage, tenant_id: str) -> list[tuple[str, int]]:
     rows = stage.rows(
-        "SELECT event_type, data FROM notifications WHERE tenant_id = :t ORDER BY created_at", t=tenant_id
+        "SELECT event_type, data FROM notifications WHERE tenant_id = :t AND event_type LIKE '%.threshold_reached'"
+        " ORDER BY created_at",
+        t=tenant_id,
     )
     return [(each["event_type"], each["data"]["percent"]) for each in rows]
 
@@ -78,6 +83,63 @@ def test_the_plans_limit_of_a_month_and_a_commitment_are_alerted_too(stage, wall
         ("spend.threshold_reached", 50), ("spend.threshold_reached", 80), ("spend.threshold_reached", 100),
         ("commitment.threshold_reached", 50),
     ]  # fmt: skip
+
+
+def test_a_commitment_of_a_year_counts_what_is_invoiced_already(stage, wallet, alerts):
+    committed = msgspec.structs.replace(
+        PriceCard.of_all_models(PRICES), commitment_nanos=12 * DOLLAR, commitment_interval="year"
+    )
+    tenant = stage.tenant(card=committed)
+    wallet.spend(tenant, 4.8)
+    alerts.run_once()
+    assert written(stage, tenant) == []
+    stage.close()
+    wallet.spend(tenant, 4.8)
+    alerts.run_once()
+    assert written(stage, tenant) == [("commitment.threshold_reached", 50), ("commitment.threshold_reached", 80)]
+    (year,) = {
+        (each["data"]["period_start"], each["data"]["period_end"], each["data"]["used_nanos"])
+        for each in stage.rows(
+            "SELECT data FROM notifications WHERE event_type = 'commitment.threshold_reached' AND tenant_id = :t",
+            t=tenant,
+        )
+    }
+    start, end = (datetime.fromisoformat(each) for each in year[:2])
+    assert end.year == start.year + 1
+    assert year[2] == 9_600_000_000
+
+
+def test_usage_that_a_killed_worker_recorded_is_alerted_by_the_next_one(stage, wallet):
+    tenant = stage.tenant()
+    limit(stage, tenant, 12)
+    wallet.spend(tenant, 6)
+    stage.change("UPDATE spend_limits SET updated_at = updated_at - interval '1 hour'")
+    LimitAlerts(stage.engine, stage.redis, ActiveTenants(), every_ms=0).run_once()
+    assert written(stage, tenant) == [("spend.threshold_reached", 50)]
+
+
+def test_a_limit_that_is_set_below_what_is_spent_alerts_without_further_usage(stage, wallet, alerts):
+    tenant = stage.tenant()
+    wallet.spend(tenant, 6)
+    alerts.run_once()
+    limit(stage, tenant, 7.2)
+    alerts.run_once()
+    assert [percent for _, percent in written(stage, tenant)] == [50, 80]
+
+
+def test_the_first_look_at_all_tenants_takes_a_few_at_a_time(stage, wallet, monkeypatch):
+    monkeypatch.setattr(limit_alerts, "_ALL_AT_ONCE", 2)
+    tenants = [stage.tenant() for _ in range(3)]
+    for tenant in tenants:
+        limit(stage, tenant, 12)
+        wallet.spend(tenant, 6)
+    stage.change("UPDATE spend_limits SET updated_at = updated_at - interval '1 hour'")
+    started = LimitAlerts(stage.engine, stage.redis, ActiveTenants(), every_ms=0)
+    counts = []
+    for _ in range(2):
+        started.run_once()
+        counts.append(sum(len(written(stage, tenant)) for tenant in tenants))
+    assert counts == [2, 3]
 
 
 def test_a_tenant_is_looked_at_once_in_an_interval(stage, wallet):
