@@ -8,6 +8,7 @@ proportion to the charges that it pays.
 
 from collections.abc import Sequence
 
+import msgspec
 from sqlmodel import Session, col, select
 
 from billing.credits.balance import bounds_of
@@ -23,9 +24,36 @@ from billing.periods import Period
 from core.money import NANOS_PER_CENT, cents_to_nanos
 
 
-def plan_promotional(session: Session, tenant_id: str, period: Period, lines: Sequence[ChargedLine]) -> list[CreditUse]:
-    """What promotional lots would pay of a period with these lines. Writes nothing: for drafts."""
-    return _promotional(session, open_lots(session, tenant_id), tenant_id, period, lines)
+class CreditPlan:
+    """What a tenant's lots would pay of invoices that follow each other. Writes nothing: for drafts."""
+
+    def __init__(self, session: Session, tenant_id: str) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+        self._lots = [state.burnable for state in open_lots(session, tenant_id)]
+        self._promotional: list[BurnableLot] = []
+
+    def pay_promotional(self, period: Period, lines: Sequence[ChargedLine]) -> list[CreditUse]:
+        """Let promotional lots pay what they cover of the next period, as ``apply_promotional`` does."""
+        uses = _promotional(self._session, self._lots, self._tenant_id, period, lines)
+        self._promotional = [
+            msgspec.structs.replace(lot, left_nanos=use.amount_nanos)
+            for use in uses
+            for lot in self._lots
+            if lot.id == use.lot_id
+        ]
+        self._take(uses)
+        return uses
+
+    def pay_due(self, period: Period, lines: Sequence[ChargedLine], due_cents: int) -> None:
+        """Let paid lots pay what is due of the same period, as ``apply_paid`` does."""
+        paid = [lot for lot in self._lots if lot.kind == "paid"]
+        self._take(_paid(self._session, paid, self._promotional, self._tenant_id, period, lines, due_cents))
+
+    def _take(self, uses: Sequence[CreditUse]) -> None:
+        taken = {use.lot_id: use.amount_nanos for use in uses}
+        left = [msgspec.structs.replace(lot, left_nanos=lot.left_nanos - taken.get(lot.id, 0)) for lot in self._lots]
+        self._lots = [lot for lot in left if lot.left_nanos > 0]
 
 
 def apply_promotional(
@@ -42,7 +70,7 @@ def apply_promotional(
     Pass the ``invoice_id``: the entries then name the invoice, and ``apply_paid`` knows which charges are paid.
     """
     states = open_lots(session, tenant_id)
-    uses = _promotional(session, states, tenant_id, period, lines)
+    uses = _promotional(session, [state.burnable for state in states], tenant_id, period, lines)
     _post(session, states, uses, invoice_id)
     return uses
 
@@ -64,14 +92,11 @@ def apply_paid(
     states = [state for state in open_lots(session, tenant_id) if state.lot.kind == "paid"]
     if not states or due_cents <= 0:
         return 0
-    paid = [state.burnable for state in states]
     promotional = _used_by(session, tenant_id, invoice_id)
     period = period or _period_of(session, invoice_id)
     lines = _lines_of(session, invoice_id) if lines is None else lines
-    slices = read_slices(session, tenant_id, period, bounds_of([*paid, *promotional]))
-    burned = burn([*paid, *promotional], charges_of_lines(slices, lines, period.end))
-    due = scaled(burned.not_paid_by("promotional"), cents_to_nanos(due_cents))
-    uses = without_rest(burn(paid, due).uses, NANOS_PER_CENT)
+    paid = [state.burnable for state in states]
+    uses = _paid(session, paid, promotional, tenant_id, period, lines, due_cents)
     _post(session, states, uses, invoice_id)
     return sum(use.amount_nanos for use in uses) // NANOS_PER_CENT
 
@@ -103,14 +128,31 @@ def give_back(session: Session, tenant_id: str, invoice_id: str) -> int:
 
 
 def _promotional(
-    session: Session, states: Sequence[LotState], tenant_id: str, period: Period, lines: Sequence[ChargedLine]
+    session: Session, lots: Sequence[BurnableLot], tenant_id: str, period: Period, lines: Sequence[ChargedLine]
 ) -> list[CreditUse]:
-    if all(state.lot.kind == "paid" for state in states):
+    if all(lot.kind == "paid" for lot in lots):
         return []
-    lots = [state.burnable for state in states]
     slices = read_slices(session, tenant_id, period, bounds_of(lots))
     burned = burn(lots, charges_of_lines(slices, lines, period.end))
     return [use for use in burned.uses if use.kind == "promotional"]
+
+
+def _paid(
+    session: Session,
+    paid: Sequence[BurnableLot],
+    promotional: Sequence[BurnableLot],
+    tenant_id: str,
+    period: Period,
+    lines: Sequence[ChargedLine],
+    due_cents: int,
+) -> list[CreditUse]:
+    """What paid lots pay of the amount due. ``promotional`` are the lots that pay the invoice, with what they pay."""
+    if not paid or due_cents <= 0:
+        return []
+    slices = read_slices(session, tenant_id, period, bounds_of([*paid, *promotional]))
+    burned = burn([*paid, *promotional], charges_of_lines(slices, lines, period.end))
+    due = scaled(burned.not_paid_by("promotional"), cents_to_nanos(due_cents))
+    return without_rest(burn(paid, due).uses, NANOS_PER_CENT)
 
 
 def _post(session: Session, states: Sequence[LotState], uses: Sequence[CreditUse], invoice_id: str | None) -> None:

@@ -1,7 +1,7 @@
 """Previews what a tenant's next invoices would be now. A draft is computed at each request and stored nowhere.
 
-There is one for each ended period that waits for its grace, and one for the running period. A preview changes nothing:
-it reads what a close would post.
+There is one for each ended period that waits for its grace, and one for the running period. Each draft has the credit
+that the ones before it leave. A preview changes nothing: it reads what a close would post.
 """
 
 from datetime import datetime, timedelta
@@ -55,13 +55,15 @@ def read_drafts(
         situation = _Situation(database_now(session), grace, read_hold(session, tenant_id), reason)
         contract, state = read_contract(session, tenant_id), read_state(session, tenant_id, start)
         waiting = carrying.read_waiting(session, tenant_id)
+        credit = settlement.plan_credit(session, tenant_id)
         drafts = []
         for period in _periods(contract.terms.calendars, start, situation.now):
             ended = period.end <= situation.now
             charged = charge_parts(session, tenant_id, contract, period, state, closing=ended)
             lines = carrying.collect(charged.lines, waiting, scheduled=False).lines
-            uses = settlement.plan_promotional(session, tenant_id, period, lines)
-            drafts.append(_draft(tenant_id, period, amounts(lines, uses, decision), situation))
+            made = amounts(lines, credit.pay_promotional(period, lines), decision)
+            credit.pay_due(period, lines, made.net_cents + made.tax_cents)
+            drafts.append(_draft(tenant_id, period, made, situation))
             state, waiting = charged.state, carrying.NOTHING
         return drafts
 

@@ -24,11 +24,9 @@ def apply_promotional(
     return burning.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
 
 
-def plan_promotional(
-    session: Session, tenant_id: str, period: Period, lines: Sequence[DraftInvoiceLine]
-) -> list[CreditUse]:
-    """What promotional credits would pay of these lines. Writes nothing."""
-    return burning.plan_promotional(session, tenant_id, period, lines)
+def plan_credit(session: Session, tenant_id: str) -> burning.CreditPlan:
+    """What credits would pay of the tenant's next invoices, one after the other. Writes nothing."""
+    return burning.CreditPlan(session, tenant_id)
 
 
 def apply_paid(session: Session, tenant_id: str, invoice_id: str, due_cents: int) -> int:

@@ -145,7 +145,7 @@ def test_a_plan_writes_nothing_and_says_what_the_close_does(stage, wallet):
     with unit_of_work(stage.engine) as session:
         period = Period(period_start(session, tenant, None), stage.now())
         lines, _ = adjust(session, tenant, period)
-        planned = burning.plan_promotional(session, tenant, period, lines)
+        planned = burning.CreditPlan(session, tenant).pay_promotional(period, lines)
     assert len(stage.rows("SELECT * FROM credit_entries")) == 1
     assert close(stage, tenant).promotional == planned
 

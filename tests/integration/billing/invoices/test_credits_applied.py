@@ -15,6 +15,7 @@ from billing.tax.parties import Seller
 from core.contracts.grants import Prices
 from core.db import unit_of_work
 from core.money import NANOS_PER_DOLLAR
+from tests.fixtures.wallet import Wallet
 
 CENT = Prices(input_nanos=10_000_000, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
 
@@ -62,6 +63,33 @@ def test_promotional_credit_lowers_the_tax_and_paid_credit_pays_it(stage, tenant
     assert balance(stage, "credits_promotional", tenant) == 0
     assert balance(stage, "usage_unbilled", tenant) == 0
     assert balance(stage, "receivable", tenant) == 0
+
+
+@pytest.mark.parametrize(
+    ("lots", "promised"),
+    [
+        ([(10, {"kind": "promotional"})], [[600], [400]]),
+        ([(8, {"priority": 0}), (10, {"kind": "promotional"})], [[], [520]]),
+    ],
+    ids=["promotional", "behind paid credit that pays tax too"],
+)
+def test_the_drafts_of_two_periods_share_the_credit_as_their_invoices_do(stage, lots, promised):
+    tenant, wallet = stage.tenant(), Wallet(stage)
+    with unit_of_work(stage.engine) as session:
+        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
+        sources.add_rate(session, country="DE", name="VAT", rate_ppm=200_000, effective_from=None)
+    for dollars, terms in lots:
+        wallet.granted(tenant, dollars, **terms)
+    month = stage.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    wallet.spend(tenant, 6, at=month - timedelta(minutes=1))
+    wallet.spend(tenant, 6)
+    drafts = read_drafts(stage.engine, tenant, grace=timedelta(days=40))
+    shown = [[credit.amount_cents for credit in draft.credits] for draft in drafts]
+    made = [closing.close_tenant(stage.engine, tenant, until) for until in (month, stage.now())]
+    with unit_of_work(stage.engine) as session:
+        invoices = [read_document(session, invoice.id) for invoice in made]
+    assert shown == [[credit.amount_cents for credit in invoice.credits] for invoice in invoices] == promised
+    assert [draft.total_cents for draft in drafts] == [invoice.total_cents for invoice in made]
 
 
 def test_an_invoice_over_nothing_that_credits_pay_is_a_document_and_is_not_announced(stage, tenant):
