@@ -5,7 +5,7 @@ closed: while too much usage is unread, or no snapshot is published, it changes 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final, NamedTuple, cast
@@ -16,8 +16,9 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.limits import spend_limits
+from billing.limits.views import SpendLimitView
+from billing.periods import Period, month_start
 from billing.periods import month as month_period
-from billing.periods import month_start
 from billing.prices import price_book
 from billing.prices.price_book import PriceBook
 from billing.stream import decode_event
@@ -76,12 +77,27 @@ class Drift(NamedTuple):
     total_nanos: int = 0
 
 
+class _Window(NamedTuple):
+    """The window of a tenant's own limit, and what the ledger says was spent in it."""
+
+    tenant_id: str
+    period: Period
+    spent_nanos: int
+
+
 class _Seen(NamedTuple):
     """Redis at one instant: the month by its clock, its counts by level, and the events that wait for billing."""
 
     month: str
     counts: Mapping[str, Counter[str]]
     events: Sequence[UsageEvent]
+
+
+class _Unrecorded(NamedTuple):
+    """A request that waits for billing, and what it will cost."""
+
+    event: UsageEvent
+    nanos: int
 
 
 def rebuild(
@@ -145,7 +161,7 @@ def drift(
     seen = _look(redis, list(quotas), tenants)
     with unit_of_work(engine) as session:
         truth = _recorded(session, tenants, seen.month, only_month=only_month)
-        _add_unrecorded(session, truth, tenants, seen, price_age_max)
+        _add_unrecorded(truth, tenants, seen.month, _unrecorded(session, seen, price_age_max))
     found = {}
     for quota, tenant_id in quotas.items():
         has, should_have = seen.counts[quota], truth[tenant_id, ""]
@@ -191,36 +207,68 @@ def _rebuild(
         }
     for tenant_id, grant in tenants.items():
         redis.eval(_FLOOR, 1, redis_keys.tenant_quota(tenant_id), grant.charged_nanos)
-    _raise_windows(engine, redis, [tenant_id for tenant_id, grant in tenants.items() if grant.spend_limits])
+    limiting = [tenant_id for tenant_id, grant in tenants.items() if grant.spend_limits]
+    _raise_windows(engine, redis, limiting)
     with unit_of_work(engine) as session:
         # Until this transaction ends, billing records nothing of these tenants: what it has and what waits for it is
         # then the whole. It is the one place that asks Redis within a transaction; billing, not a gateway, waits for
         # the answer. No other rebuild looks at them either: two that saw the same difference would both add it.
         hold_subscriptions(session, tenants)
-        seen = _look(redis, list(levels), tenants)
+        windows = _windows(session, limiting)
+        seen = _look(redis, [*levels, *windows], tenants)
         truth = _recorded(session, tenants, seen.month)
-        _add_unrecorded(session, truth, tenants, seen, price_age_max)
+        unrecorded = _unrecorded(session, seen, price_age_max)
+        _add_unrecorded(truth, tenants, seen.month, unrecorded)
         corrected = 0
         for quota, owner in levels.items():
             missing = {name: truth[owner][name] - seen.counts[quota][name] for name in _COUNTS}
             if any(missing.values()):
                 redis.eval(_ADD, 1, quota, seen.month, *missing.values())
                 corrected += 1
+        for quota, window in windows.items():
+            nanos = _spent_in(window, unrecorded) - seen.counts[quota]["spent_nanos"]
+            if nanos:
+                redis.hincrby(quota, "spent_nanos", nanos)
+                corrected += 1
     return corrected
 
 
+def _windows(session: Session, tenant_ids: Iterable[str]) -> dict[str, _Window]:
+    """The windows of now of limits on everything that these tenants spend, by their quotas."""
+    return {
+        _window_quota(tenant_id, limit): _Window(
+            tenant_id, Period(limit.window_start, limit.window_end), limit.spent_nanos
+        )
+        for tenant_id in tenant_ids
+        for limit in spend_limits.list_limits(session, tenant_id)
+        if limit.scope == "tenant"
+    }
+
+
+def _window_quota(tenant_id: str, limit: SpendLimitView) -> str:
+    start_ms = clock.to_ms(limit.window_start)
+    return redis_keys.spend_window_quota(tenant_id, limit.scope, limit.subject_id, limit.window, start_ms)
+
+
+def _spent_in(window: _Window, unrecorded: Iterable[_Unrecorded]) -> int:
+    start, end = window.period
+    return window.spent_nanos + sum(
+        nanos
+        for event, nanos in unrecorded
+        if event.tenant_id == window.tenant_id and start <= clock.from_ms(event.settled_at_ms) < end
+    )
+
+
 def _raise_windows(engine: sa.Engine, redis: redis_client.Redis, tenant_ids: Collection[str]) -> None:
-    """Set at least what the ledger says was spent in the windows of spending limits. What waits for billing is missing
-    until the limits are published again.
+    """Set at least what the ledger says was spent in the windows of keys and adapters, at the highest price. What waits
+    for billing is missing until the limits are published again.
     """
     for tenant_id in tenant_ids:
         with unit_of_work(engine) as session:
-            _, limits = spend_limits.grants_of(session, tenant_id)
+            limits = spend_limits.list_limits(session, tenant_id)
         for limit in limits:
-            quota = redis_keys.spend_window_quota(
-                tenant_id, limit.scope, limit.subject_id, limit.window, limit.window_start_ms
-            )
-            redis.eval(_FLOOR, 1, quota, limit.spent_nanos)
+            if limit.scope != "tenant":
+                redis.eval(_FLOOR, 1, _window_quota(tenant_id, limit), limit.spent_nanos)
 
 
 def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str, TenantGrant]) -> _Seen:
@@ -279,19 +327,23 @@ def _recorded(
     return truth
 
 
+def _unrecorded(session: Session, seen: _Seen, price_age_max: timedelta) -> list[_Unrecorded]:
+    """What billing has not recorded yet, each request once, at the price that billing will use."""
+    book = price_book.load(session, {event.tenant_id for event in seen.events})
+    return [
+        _Unrecorded(event, _cost(event, book, price_age_max)) for event in recording.unrecorded(session, seen.events)
+    ]
+
+
 def _add_unrecorded(
-    session: Session,
     truth: defaultdict[tuple[str, str], Counter[str]],
     tenants: Mapping[str, TenantGrant],
-    seen: _Seen,
-    price_age_max: timedelta,
+    month: str,
+    unrecorded: Iterable[_Unrecorded],
 ) -> None:
-    """Add what billing has not recorded yet, each request once, at the price that billing will use."""
-    book = price_book.load(session, {event.tenant_id for event in seen.events})
-    period = month_period(seen.month)
-    for event in recording.unrecorded(session, seen.events):
+    period = month_period(month)
+    for event, nanos in unrecorded:
         now = period.start <= clock.from_ms(event.settled_at_ms) < period.end
-        nanos = _cost(event, book, price_age_max)
         counted = (event.input_tokens, event.cached_tokens, event.output_tokens) if now else (0, 0, 0)
         _add(truth, tenants[event.tenant_id], event.key_id, *counted, nanos if now else 0, nanos)
 

@@ -4,7 +4,8 @@ Records are charged the highest price, in any order. The cost of the period is a
 (``billing.charges.statement``), so the differences end at the same amount, however often they are posted.
 """
 
-from typing import NamedTuple
+from datetime import timedelta
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -12,8 +13,11 @@ from sqlmodel import Session, col, select
 from billing import ledger
 from billing.charges.models import UsageAdjustment
 from billing.periods import Period
+from core import clock
 from core.db import database_now
-from core.ids import new_id
+from core.ids import first_id_of_ms, new_id
+
+_CLOCKS_APART: Final = timedelta(hours=1)
 
 
 class Owed(NamedTuple):
@@ -35,6 +39,21 @@ def post_difference(session: Session, tenant_id: str, period: Period, owed: Owed
     if amount_nanos != 0:
         _post(session, tenant_id, period, amount_nanos, usage_nanos)
     return amount_nanos
+
+
+def usage_adjusted_in(session: Session, tenant_id: str, made: Period) -> int:
+    """By how much the tenant's usage was adjusted by adjustments that were made in a span of time."""
+    total = sa.cast(sa.func.coalesce(sa.func.sum(col(UsageAdjustment.usage_nanos)), 0), sa.BigInteger)
+    low, high = (clock.to_ms(at) for at in (made.start - _CLOCKS_APART, made.end + _CLOCKS_APART))
+    statement = select(total).where(
+        UsageAdjustment.tenant_id == tenant_id,
+        # Ids are in the order of time, which makes this a range of the primary key.
+        col(UsageAdjustment.id) >= first_id_of_ms("adj", low),
+        col(UsageAdjustment.id) < first_id_of_ms("adj", high),
+        col(UsageAdjustment.created_at) >= made.start,
+        col(UsageAdjustment.created_at) < made.end,
+    )
+    return session.exec(statement).one()
 
 
 def _posted_before(session: Session, tenant_id: str, period: Period) -> tuple[int, int]:

@@ -11,8 +11,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
+from billing.charges.adjustments import usage_adjusted_in
 from billing.limits.models import SpendLimit
 from billing.limits.views import LimitScope, SpendLimitView
+from billing.periods import Period
 from billing.subscriptions.billed_until import hold_subscriptions
 from billing.subscriptions.terms import calendar_of
 from billing.usage.sums import hour_of
@@ -170,6 +172,8 @@ def _view(session: Session, limit: SpendLimit, zone: str, now: datetime) -> Spen
         key_id=limit.subject_id if limit.scope == "key" else "",
         adapter_id=limit.subject_id if limit.scope == "adapter" else "",
     )
+    if limit.scope == "tenant":  # what tiers change belongs to no key and no adapter
+        spent = max(0, spent + usage_adjusted_in(session, limit.tenant_id, Period(*bounds)))
     return SpendLimitView(
         id=limit.id,
         scope=cast("LimitScope", limit.scope),

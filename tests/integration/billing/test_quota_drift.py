@@ -34,7 +34,7 @@ def test_correct_counts_show_no_drift_whatever_billing_has_recorded(stage, platf
 def test_drift_is_shown_and_corrected_a_few_tenants_at_a_time(stage, platform, drift):
     above, below, quiet = [platform.tenant() for _ in range(3)]
     platform.publish()
-    drift.run_once(read_backlog(stage.redis))  # begins when nobody has used anything
+    drift.run_once(read_backlog(stage.redis))  # begins before any usage
     platform.serve(*[above, below, quiet] * 3)
     stage.drain()
     before = platform.counts()

@@ -10,6 +10,7 @@ from billing import ledger
 from billing.charges.adjustment_runner import AdjustmentRunner
 from billing.invoices.drafts import read_drafts
 from billing.ledger import AccountRef
+from billing.limits import spend_limits
 from billing.metering import ActiveTenants
 from billing.prices import price_book
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
@@ -203,6 +204,39 @@ def test_the_quota_of_a_tenant_falls_to_the_adjusted_amount(stage, watched, adju
     watched.add([tenant])
     adjusting.run_once()
     assert spent(stage, tenant) == 6_300_000_000
+
+
+@pytest.mark.parametrize("window", ["day", "month"])
+def test_the_limit_of_a_window_falls_to_the_adjusted_amount_for_the_tenant_only(stage, watched, adjusting, window):
+    """An adjustment belongs to no key, so the limit of a key counts the highest price."""
+    tenant = tiered_tenant(stage, "graduated")
+    with unit_of_work(stage.engine) as session:
+        for scope, subject_id in (("tenant", ""), ("key", "key_1")):
+            spend_limits.set_limit(
+                session, tenant_id=tenant, scope=scope, subject_id=subject_id, window=window,
+                amount_nanos=10_000_000_000,
+            )  # fmt: skip
+        zone, limits = spend_limits.grants_of(session, tenant)
+    grant = TenantGrant(tenant_id=tenant, status="active", limits=AMPLE, zone=zone, spend_limits=limits)
+    stage.redis.hset(redis_keys.snapshot("tenants"), tenant, msgspec.json.encode(grant))
+    quotas = [
+        redis_keys.spend_window_quota(tenant, each.scope, each.subject_id, each.window, each.window_start_ms)
+        for each in limits
+    ]
+    adjusting.run_once()
+    for tokens in (7 * MILLION, 5 * MILLION):
+        spend(stage, tenant, tokens)
+        for quota in quotas:
+            stage.redis.hincrby(quota, "spent_nanos", tokens * 600)
+    settle(stage, tenant, MILLION)  # and waits for billing
+    for quota in quotas:
+        stage.redis.hincrby(quota, "spent_nanos", MILLION * 600)
+    watched.add([tenant])
+    adjusting.run_once()
+    assert [int(stage.redis.hget(quota, "spent_nanos")) for quota in quotas] == [6_500_000_000, 7_800_000_000]
+    with unit_of_work(stage.engine) as session:
+        shown = [each.spent_nanos for each in spend_limits.list_limits(session, tenant)]
+    assert shown == [5_900_000_000, 7_200_000_000], "what is recorded"
 
 
 def test_the_quota_follows_although_the_worker_died_after_the_adjustment(stage, adjusting):
