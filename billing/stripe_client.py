@@ -13,7 +13,7 @@ import stripe
 from stripe import params as given
 
 from billing.stripe_errors import failure_of
-from billing.stripe_lookups import at_most, created_between, with_our_id
+from billing.stripe_lookups import at_most, created_between, in_parts, with_our_id
 from billing.stripe_objects import (
     OUR_ID,
     StripeCard,
@@ -338,16 +338,15 @@ class StripeAccount:
 
     # Events.
 
-    def events_since(
-        self, since: datetime, *, types: Sequence[str], until: datetime | None = None
-    ) -> list[StripeEvent]:
+    def events_since(self, since: datetime, until: datetime, *, types: Sequence[str]) -> list[StripeEvent]:
         """Events of the last 30 days at most, the oldest first. Repeats what webhooks may already have brought."""
-        created: given.EventListParamsCreated = {"gte": int(since.timestamp())}
-        if until is not None:
-            created["lte"] = int(until.timestamp())
+        created: given.EventListParamsCreated = {"gte": int(since.timestamp()), "lte": int(until.timestamp())}
+        found: list[StripeEvent] = []
         with _mapped_errors():
-            page = self._api.events.list({"created": created, "types": list(types), "limit": _PAGE})
-            return [StripeEvent.read(each) for each in at_most(page.auto_paging_iter(), self._most)][::-1]
+            for some in in_parts(types):
+                page = self._api.events.list({"created": created, "types": some, "limit": _PAGE})
+                found += [StripeEvent.read(each) for each in at_most(page.auto_paging_iter(), self._most)][::-1]
+        return sorted(found, key=lambda event: event.created)
 
     def _found(self, listed: Iterable[_Given], our_id: str, read: Callable[[_Given], _Value]) -> _Value | None:
         return with_our_id(listed, our_id, read, self._most)

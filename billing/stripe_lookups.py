@@ -3,7 +3,7 @@
 Fails closed: a lookup that cannot be certain raises StripeLookupInconclusive, and nothing may be sent after it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -12,6 +12,7 @@ from billing.stripe_objects import our_id_of
 
 _Given = TypeVar("_Given")
 _Value = TypeVar("_Value")
+_TYPES_MAX: Final = 20
 _CLOCK_SLACK: Final = timedelta(minutes=10)  # between our clock and Stripe's, when a lost object is searched by time
 
 
@@ -37,3 +38,9 @@ def at_most(listed: Iterable[_Given], most: int) -> Iterator[_Given]:
 def created_between(since: datetime, until: datetime) -> Any:
     """Creation times as Stripe's filter; each list has a type of its own for the same two fields."""
     return {"gte": max(0, int((since - _CLOCK_SLACK).timestamp())), "lte": int((until + _CLOCK_SLACK).timestamp())}
+
+
+def in_parts(types: Sequence[str]) -> Iterator[list[str]]:
+    """Types of events in lists as long as one call may filter by (https://docs.stripe.com/api/events/list)."""
+    for start in range(0, len(types), _TYPES_MAX):
+        yield list(types[start : start + _TYPES_MAX])

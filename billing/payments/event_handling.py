@@ -19,7 +19,14 @@ from billing.payments.collecting import read_payments
 from billing.payments.models import PaymentQueue, PushedInvoice, StripeEventRow
 from billing.payments.queue import Clock
 from billing.payments.settings import PaymentSettings
-from billing.payments.settlement import check_refund, record_dispute, settle_invoice, settle_top_up, tenant_of
+from billing.payments.settlement import (
+    check_refund,
+    leave_page,
+    record_dispute,
+    settle_invoice,
+    settle_top_up,
+    tenant_of,
+)
 from billing.stripe_client import API_VERSION, StripeAccount
 from billing.stripe_errors import StripeObjectNotFound
 from billing.stripe_objects import StripeEvent
@@ -81,7 +88,7 @@ class EventHandler:
             last, until = event_store.listed_until(session), self._clock(session)
 
         def listed(since: datetime, to: datetime) -> list[StripeEvent]:
-            return self._account.events_since(since, types=event_store.HANDLED_TYPES, until=to)
+            return self._account.events_since(since, to, types=event_store.HANDLED_TYPES)
 
         found = event_store.list_since(listed, until, last)
         with unit_of_work(self._engine) as session:
@@ -141,9 +148,12 @@ class EventHandler:
         page = self._account.page(page_id)
         if page.setup_intent is not None:
             return self._card(row.customer, saved=self._account.card_of_setup(page.setup_intent) is not None)
-        if page.payment_intent is None:
+        payment = None if page.payment_intent is None else self._account.payment(page.payment_intent)
+        is_unpaid = payment is None or payment.status in ("requires_payment_method", "canceled")
+        if is_unpaid and page.status != "open":
+            return lambda session: leave_page(session, page, row.customer)
+        if payment is None:
             return _no_effect("the page took no payment")
-        payment = self._account.payment(page.payment_intent)
         return lambda session: settle_top_up(session, self._books, payment)
 
     def _card(self, customer_id: str | None, *, saved: bool) -> Apply:

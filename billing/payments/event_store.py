@@ -19,12 +19,17 @@ from core.errors import Conflict, NotFound
 HANDLED_TYPES: Final = (
     "checkout.session.completed",
     "checkout.session.async_payment_succeeded",
+    "checkout.session.async_payment_failed",
+    "checkout.session.expired",
     "payment_intent.succeeded",
     "payment_intent.payment_failed",
+    "payment_intent.canceled",
     "setup_intent.succeeded",
     "invoice.paid",
     "invoice.payment_failed",
     "invoice.payment_action_required",
+    "invoice.voided",
+    "invoice.marked_uncollectible",
     "payment_method.attached",
     "customer.updated",
     "customer.deleted",
@@ -36,7 +41,7 @@ HANDLED_TYPES: Final = (
     "charge.dispute.funds_withdrawn",
     "test_helpers.test_clock.ready",
 )
-"""Every type with an effect: at most 20, which is what one list of Stripe's filters by."""
+"""Every type with an effect."""
 ListEvents = Callable[[datetime, datetime], list[StripeEvent]]
 _KEPT: Final = timedelta(days=30)  # how long Stripe lists events
 _OVERLAP: Final = timedelta(minutes=10)  # events may appear late in the list, and clocks differ

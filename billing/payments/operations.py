@@ -4,7 +4,7 @@ A stored operation never changes, so that every attempt sends the same parameter
 ``dedupe_key`` names the intention: a second operation of a tenant with the same key is not queued.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -85,7 +85,11 @@ class ChargeTopUp(_Operation, frozen=True, kw_only=True):
 
     @property
     def dedupe_key(self) -> str:
-        return f"top_up:{self.top_up_id}"
+        return self.dedupe_key_of(self.top_up_id)
+
+    @staticmethod
+    def dedupe_key_of(top_up_id: str) -> str:
+        return f"top_up:{top_up_id}"
 
     @property
     def fails_alone(self) -> bool:
@@ -222,6 +226,22 @@ Operation = (
     | RefundTopUp
     | EndInvoice
 )
+
+
+def top_up_of(operation: Operation) -> str | None:
+    """The id of the top-up that the operation pays; None for any other operation."""
+    match operation:
+        case OpenTopUpPage():
+            return operation.request_id
+        case ChargeTopUp():
+            return operation.top_up_id
+    return None
+
+
+def top_up_of_stored(kind: str, content: Mapping[str, Any]) -> str | None:
+    """Like ``top_up_of``, of an operation as it is stored, also of one that cannot be read."""
+    name = {"open_top_up_page": "request_id", "charge_top_up": "top_up_id"}.get(kind)
+    return None if name is None else content.get(name)
 
 
 def top_up_reference(payment_intent: str) -> str:

@@ -7,7 +7,15 @@ from sqlmodel import Session, col
 
 from billing.payments.books import Books
 from billing.payments.models import PaymentQueue
-from billing.payments.operations import ChargeTopUp, CreateCustomer, OpenPortal, OpenSetupPage, OpenTopUpPage
+from billing.payments.operations import (
+    ChargeTopUp,
+    CreateCustomer,
+    OpenPortal,
+    OpenSetupPage,
+    OpenTopUpPage,
+    Operation,
+    top_up_of,
+)
 from billing.payments.outcomes import Outcome
 from billing.payments.queue import Claim, Effect
 from billing.payments.settlement import fail_top_up, settle_top_up
@@ -92,7 +100,9 @@ class Pages:
                 our_id=page.request_id, customer_id=customer, since=since, until=until
             ),
         )
-        return _opened(self._account.page(page_id))
+        found = self._account.page(page_id)
+        effect = top_up_ended(page, _gone(found)) if found.status == "expired" else None
+        return _opened(found, effect)
 
     def charge_top_up(self, claim: Claim, steps: Steps, charge: ChargeTopUp) -> Outcome:
         """Buy credit with the saved card. Credit is added only once the payment has succeeded."""
@@ -133,10 +143,22 @@ class Pages:
         return effect
 
 
-def _opened(page: StripePage) -> Outcome:
+def top_up_ended(operation: Operation, reason: str) -> Effect | None:
+    """The effect of a refusal: a top-up that is not paid by this operation has failed. None for other operations."""
+    top_up_id = top_up_of(operation)
+    if top_up_id is None:
+        return None
+    return lambda session: fail_top_up(session, top_up_id, reason, needs_owner=False)
+
+
+def _opened(page: StripePage, effect: Effect | None = None) -> Outcome:
     if page.url is None:
-        return Outcome(result={"page": page.id}, failure=f"the page is {page.status} already; ask for another")
+        return Outcome(result={"page": page.id}, failure=_gone(page), effect=effect)
     return Outcome(result={"page": page.id, "url": page.url})
+
+
+def _gone(page: StripePage) -> str:
+    return f"the page is {page.status} already; ask for another"
 
 
 def _failed(top_up_id: str, reason: str, *, needs_owner: bool) -> Outcome:

@@ -12,16 +12,15 @@ import msgspec
 import sqlalchemy as sa
 import structlog
 from sqlalchemy import Engine
-from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
 from billing.payments import metrics
 from billing.payments.alarms import raise_alarm
-from billing.payments.models import PaymentOperation, PaymentQueue, PaymentStep
+from billing.payments.models import PaymentOperation, PaymentQueue
 from billing.payments.operations import Operation, decoded
 from billing.payments.settings import PaymentSettings
 from core.db import database_now, unit_of_work
-from core.errors import Conflict, InvalidRequest, NotFound
+from core.errors import InvalidRequest
 
 APPROVED: Final = "approved"
 """The step that says that an admin has let an operation go on."""
@@ -195,48 +194,3 @@ def _stop(session: Session, tenant_id: str, operation_id: str, now: datetime, *,
         message=f"The queue has stopped at {operation_id}: {reason}",
         dedupe_key=f"stopped:{operation_id}:{now.isoformat()}",
     )
-
-
-def resume(session: Session, tenant_id: str, *, cancel: bool) -> None:
-    """Let a stopped queue go on, by an admin's word: its first operation is looked up at Stripe before anything is sent
-    again, or cancelled. Raises NotFound, and Conflict if the queue runs or has to create the customer.
-    """
-    queue = session.exec(select(PaymentQueue).where(PaymentQueue.tenant_id == tenant_id).with_for_update()).first()
-    if queue is None:
-        raise NotFound("This tenant has no payments.", code="payment_queue_not_found")
-    if queue.stopped_at is None:
-        raise Conflict("The queue of this tenant has not stopped.", code="payment_queue_runs")
-    first = session.exec(
-        select(PaymentOperation)
-        .where(PaymentOperation.tenant_id == tenant_id, PaymentOperation.state == "pending")
-        .order_by(col(PaymentOperation.position))
-        .limit(1)
-    ).first()
-    now = database_now(session)
-    if first is not None and cancel:
-        if first.kind == "create_customer":
-            raise Conflict(
-                "The operation creates the customer, which all others need. Retry it instead.",
-                code="payment_operation_needed",
-            )
-        first.state, first.finished_at = "cancelled", now
-        session.add(first)
-    elif first is not None:
-        session.execute(
-            sa.update(PaymentStep)
-            .where(col(PaymentStep.operation_id) == first.id, col(PaymentStep.finished_at).is_(None))
-            .values(look_up=True, generation=1, key_since=now)
-        )
-        approved = {
-            "operation_id": first.id,
-            "name": APPROVED,
-            "object_id": APPROVED,
-            "idempotency_key": f"{first.id}:{APPROVED}",
-            "look_up": False,
-            "generation": 1,
-        }
-        instants = dict.fromkeys(("key_since", "started_at", "finished_at"), now)
-        session.execute(insert(PaymentStep).values(**approved, **instants).on_conflict_do_nothing())
-    queue.stopped_at = queue.stopped_reason = None
-    queue.next_attempt_at = now
-    session.add(queue)

@@ -29,7 +29,7 @@ from billing.payments.operations import (
     kind_of,
 )
 from billing.payments.outcomes import Outcome, QueueStops
-from billing.payments.pages import Pages
+from billing.payments.pages import Pages, top_up_ended
 from billing.payments.queue import Claim, LeaseLost, PaymentQueues
 from billing.payments.returning import Returner
 from billing.payments.steps import Steps
@@ -80,7 +80,8 @@ class Performer:
             return "postponed"
         except AppError as failure:  # Stripe's refusals and inconclusive look-ups, and what the books do not accept
             if claim.operation.fails_alone and isinstance(failure, StripeRefused | StripeObjectNotFound):
-                queues.finish(claim, result={"code": failure.code}, failure=failure.message)
+                effect = top_up_ended(claim.operation, failure.message)
+                queues.finish(claim, result={"code": failure.code}, effect=effect, failure=failure.message)
                 return "failed"
             queues.stop(claim, failure.code, failure.message)
             return "stopped"

@@ -21,13 +21,14 @@ from billing.payments.models import (
     ReturnedPayment,
     TopUp,
 )
-from billing.payments.operations import top_up_reference
+from billing.payments.operations import ChargeTopUp, top_up_reference
 from billing.payments.pushed_invoices import collected_with
-from billing.stripe_objects import StripeDispute, StripeInvoice, StripePayment, StripeRefund
+from billing.stripe_objects import StripeDispute, StripeInvoice, StripePage, StripePayment, StripeRefund
 from core.db import database_now
 
 _CURRENCY = "usd"
 _FAILED = ("failed", "canceled")  # of a refund
+_NOT_PAID = "requires_payment_method"  # of a payment: every attempt was declined
 
 
 def tenant_of(session: Session, customer: str | None) -> str | None:
@@ -56,13 +57,17 @@ def settle_invoice(
 
 
 def settle_top_up(session: Session, books: Books, payment: StripePayment) -> str | None:
-    """Add the credit of a top-up whose payment succeeded. Returns why nothing was done."""
+    """Add the credit of a top-up whose payment succeeded, or end one whose payment cannot succeed any more. Returns why
+    nothing was done.
+    """
     top_up = session.get(TopUp, payment.our_id, with_for_update=True) if payment.our_id else None
     if top_up is None:
         return "the payment is for no top-up; an invoice books its payments itself"
     if tenant_of(session, payment.customer) != top_up.tenant_id:
         return "the payment's customer is another tenant's"
     if payment.status != "succeeded":
+        if payment.status == "canceled" or (payment.status == _NOT_PAID and _was_charged(session, top_up)):
+            fail_top_up(session, top_up.id, f"the payment is {payment.status}", needs_owner=False)
         return f"the payment is {payment.status}"
     if not _is_usd(session, payment, top_up.tenant_id):
         return f"the payment is in {payment.currency}"
@@ -93,8 +98,31 @@ def settle_top_up(session: Session, books: Books, payment: StripePayment) -> str
     return None
 
 
+def leave_page(session: Session, page: StripePage, customer: str | None) -> str:
+    """End the top-up of a page that closed without a payment. Returns what happened."""
+    top_up = session.get(TopUp, page.our_id, with_for_update=True) if page.our_id else None
+    if top_up is None or tenant_of(session, customer) != top_up.tenant_id:
+        return "the page is for no top-up of its customer"
+    fail_top_up(session, top_up.id, f"the page is {page.status} and was not paid", needs_owner=False)
+    return f"the page is {page.status} and was not paid"
+
+
+def _was_charged(session: Session, top_up: TopUp) -> bool:
+    """Whether the saved card was charged, and the operation does not decide any more. On a page the owner may try
+    another card.
+    """
+    operation = select(PaymentOperation.id).where(
+        PaymentOperation.tenant_id == top_up.tenant_id,
+        PaymentOperation.dedupe_key == ChargeTopUp.dedupe_key_of(top_up.id),
+        PaymentOperation.state != "pending",
+    )
+    return session.exec(operation).first() is not None
+
+
 def fail_top_up(session: Session, top_up_id: str, reason: str, *, needs_owner: bool) -> None:
-    """Record that a top-up was declined, and inform the tenant. A paid one stays paid."""
+    """Record that a top-up was not paid, and inform the tenant. A paid one stays paid. If its payment succeeds later,
+    it is credited nevertheless.
+    """
     top_up = session.get(TopUp, top_up_id, with_for_update=True)
     if top_up is None or top_up.state != "pending":
         return

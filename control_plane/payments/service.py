@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from billing.payments import event_store, outbox, queries, queue, standings
+from billing.payments import event_store, outbox, queries, resuming, standings
 from billing.payments.operations import OpenPortal, OpenSetupPage, OpenTopUpPage
 from billing.payments.settings import WebhookSettings
 from billing.payments.views import PaymentAlarmView, PaymentPageView, PaymentQueueView, StripeEventView
@@ -136,7 +136,7 @@ def store_event(engine: Engine, event: StripeEvent) -> bool:
 
 def resume_queue(session: Session, tenant_id: str, *, cancel: bool, actor: str) -> PaymentQueueView:
     """Let a stopped queue go on. Raises NotFound and Conflict."""
-    queue.resume(session, tenant_id, cancel=cancel)
+    resuming.resume(session, tenant_id, cancel=cancel)
     action = "payment_queue.operation_cancelled" if cancel else "payment_queue.resumed"
     audit.record(session, actor=actor, action=action, target=tenant_id, tenant_id=tenant_id, details={})
     session.flush()

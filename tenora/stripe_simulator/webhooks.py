@@ -21,6 +21,7 @@ from tenora.stripe_simulator.store import SimulatorStore
 
 ENDPOINTS_MAX: Final = 16
 ATTEMPTS_MAX: Final = 16
+_TYPES_MAX: Final = 20  # of one list
 _TIMEOUT_S: Final = 10
 _IDLE_S: Final = 0.05
 _BACKOFF_S_MAX: Final = 3_600
@@ -110,6 +111,8 @@ def list_events(sim: Simulation, given: dict[str, Any]) -> Object:
     """Events of the last 30 days, the newest first."""
     if "type" in given and "types" in given:
         raise ApiError("You may only specify one of these parameters: type, types.", param="types")
+    if len(given.get("types", ())) > _TYPES_MAX:
+        raise ApiError(f"Array must have at most {_TYPES_MAX} elements.", param="types")
     oldest = sim.now() - EVENTS_KEPT_S
     found = (each for each in sim.store.iterate("event") if each["created"] >= oldest)
     if "types" in given:

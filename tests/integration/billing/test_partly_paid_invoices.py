@@ -6,7 +6,7 @@ import pytest
 
 from billing.invoices import credit_notes, endings
 from billing.invoices.payments import record_payment
-from billing.payments import queue
+from billing.payments import resuming
 from billing.payments.operations import PayInvoice
 from core.db import unit_of_work
 from core.ids import new_id
@@ -239,4 +239,4 @@ def test_credit_that_lowered_an_invoice_to_nothing_before_its_push_does_not_stop
     assert payments.stopped(tenant) is None
     assert charged(payments, tenant) == []
     with pytest.raises(Exception, match="has not stopped"), unit_of_work(collected.stage.engine) as session:
-        queue.resume(session, tenant, cancel=False)
+        resuming.resume(session, tenant, cancel=False)

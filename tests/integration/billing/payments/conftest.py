@@ -103,7 +103,8 @@ class PaymentStage:
         """Store and handle what Stripe has recorded, as a list would."""
         with unit_of_work(self.engine) as session:
             now = database_now(session)
-        listed = self.account.events_since(now - timedelta(days=1), types=event_store.HANDLED_TYPES)
+        day = timedelta(days=1)
+        listed = self.account.events_since(now - day, now + day, types=event_store.HANDLED_TYPES)
         new = [event for event in listed if event.id not in self.seen]
         self.seen |= {event.id for event in new}
         with unit_of_work(self.engine) as session:

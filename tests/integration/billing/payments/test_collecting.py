@@ -2,7 +2,7 @@
 
 import pytest
 
-from billing.payments import queue
+from billing.payments import resuming
 from billing.payments.operations import ChargeTopUp, DeductPayment, EndInvoice, PushCreditNote
 from billing.payments.settings import TOP_UP_CENTS_MAX
 from core.db import unit_of_work
@@ -183,7 +183,7 @@ def test_an_invoice_that_waited_for_weeks_is_not_charged_without_an_admin(stage)
     assert stage.work() == ["stopped"]
     assert stage.alarms() == ["push_old"]
     with unit_of_work(stage.engine) as session:
-        queue.resume(session, tenant, cancel=False)
+        resuming.resume(session, tenant, cancel=False)
     assert stage.work() == ["done"]
     assert stage.of(invoice).status == "paid"
 
@@ -221,7 +221,7 @@ def test_a_stored_operation_that_cannot_be_read_stops_its_own_queue_only(stage):
     assert "pay_later" in stage.stopped(one)
     assert stage.alarms() == ["operation_unreadable"]
     with unit_of_work(stage.engine) as session:
-        queue.resume(session, one, cancel=True)
+        resuming.resume(session, one, cancel=True)
     following = stage.invoice(one, 700)
     assert stage.work() == ["done"]
     assert stage.of(following).status == "paid"

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from billing.payments import event_store
+from billing.payments import event_store, resuming
 from billing.payments.operations import ChargeTopUp, OpenSetupPage, OpenTopUpPage, RefundTopUp
 from billing.stripe_objects import StripeEvent
 from core.db import database_now, unit_of_work
@@ -113,6 +113,77 @@ def test_a_top_up_with_a_card_that_does_not_pay_grants_nothing(stage, card, stat
     assert credit(stage, tenant) == []
     assert stage.value("SELECT state FROM top_ups WHERE id = :i", i=top_up) == state
     assert stage.notices(tenant) == ["top_up.failed"]
+
+
+def test_a_top_up_that_stripe_refuses_has_failed_and_blocks_no_other(stage):
+    tenant = stage.tenant()
+    stage.change("UPDATE payment_queues SET customer_id = 'cus_never_was' WHERE tenant_id = :t", t=tenant)
+    charged, page = new_id("top"), new_id("top")
+    stage.enqueue(tenant, ChargeTopUp(top_up_id=charged, amount_cents=2_500))
+    stage.enqueue(tenant, OpenTopUpPage(request_id=page, amount_cents=2_500, **URLS))
+    assert stage.work() == ["failed"] * 2
+    assert stage.value("SELECT count(*) FROM top_ups WHERE state = 'failed'") == 2
+    assert stage.notices(tenant) == ["top_up.failed"] * 2
+
+
+def test_a_top_up_whose_page_expires_has_failed(stage):
+    tenant = stage.tenant(card=None)
+    untouched, page = top_up_page(stage, tenant)
+    declined, declined_page = top_up_page(stage, tenant)
+    with pytest.raises(AssertionError, match="insufficient_funds"):
+        stage.simulator.control("POST", f"checkout/{declined_page}", {"card": "4000000000009995"})
+    stage.receive()
+    assert stage.rows("SELECT DISTINCT state FROM top_ups") == [{"state": "pending"}]  # another card may be tried
+    for each in (page, declined_page):
+        stage.sdk.v1.checkout.sessions.expire(each)
+    stage.receive()
+    assert stage.rows("SELECT id, state FROM top_ups ORDER BY id") == [
+        {"id": top_up, "state": "failed"} for top_up in sorted((untouched, declined))
+    ]
+    assert credit(stage, tenant) == []
+
+
+def test_a_payment_that_fails_or_is_canceled_later_ends_its_top_up(stage):
+    tenant = stage.tenant("chargeDeclinedInsufficientFunds")
+    charged = new_id("top")
+    stage.enqueue(tenant, ChargeTopUp(top_up_id=charged, amount_cents=2_500))
+    stage.work()
+    stage.change("UPDATE top_ups SET state = 'pending', failure = NULL")  # as if the payment had been on its way
+    stage.receive()
+    canceled, page = top_up_page(stage, tenant)
+    stage.simulator.control("POST", f"checkout/{page}", {"card": "4000002500003155"})
+    stage.sdk.v1.payment_intents.cancel(stage.account.page(page).payment_intent)
+    stage.receive()
+    assert stage.rows("SELECT id, state FROM top_ups ORDER BY created_at") == [
+        {"id": charged, "state": "failed"},
+        {"id": canceled, "state": "failed"},
+    ]
+
+
+def test_a_payment_that_succeeds_after_its_top_up_had_failed_is_credited(stage):
+    tenant = stage.tenant(card=None)
+    top_up, page = top_up_page(stage, tenant)
+    stage.change("UPDATE top_ups SET state = 'failed', failure = 'given up'")
+    stage.simulator.control("POST", f"checkout/{page}", {"card": "4242424242424242"})
+    stage.receive()
+    assert credit(stage, tenant) == [2_500]
+    assert stage.rows("SELECT state, failure FROM top_ups WHERE id = :i", i=top_up) == [
+        {"state": "paid", "failure": None}
+    ]
+
+
+@pytest.mark.parametrize("kind", [ChargeTopUp, OpenTopUpPage])
+def test_a_top_up_that_an_admin_cancels_has_failed(stage, kind):
+    tenant, top_up = stage.tenant(), new_id("top")
+    fields = {"top_up_id": top_up} if kind is ChargeTopUp else {"request_id": top_up, **URLS}
+    stage.enqueue(tenant, kind(amount_cents=2_500, **fields))
+    stage.change(
+        "UPDATE payment_queues SET stopped_at = now(), stopped_reason = 'a test' WHERE tenant_id = :t", t=tenant
+    )
+    with unit_of_work(stage.engine) as session:
+        resuming.resume(session, tenant, cancel=True)
+    assert stage.work() == []
+    assert stage.value("SELECT state FROM top_ups WHERE id = :i", i=top_up) == "failed"
 
 
 @pytest.mark.scenario(148)
@@ -234,7 +305,8 @@ def test_more_events_than_one_list_reads_are_listed_in_parts(own_stage):
         stage.simulator.control("POST", "clock", {"advance_s": 5})  # one second can hold more events than a list reads
         stage.offset += timedelta(seconds=5)
     stage.account._most = bounded.stripe_lookup_objects_max
-    wanted = len(stage.sdk.v1.events.list({"types": list(event_store.HANDLED_TYPES), "limit": 100}).data)
+    listed = stage.sdk.v1.events.list({"limit": 100})
+    wanted = len([each for each in listed.auto_paging_iter() if each.type in event_store.HANDLED_TYPES])
     assert wanted > 10
     stage.change("UPDATE stripe_events_listed SET listed_until = clock_timestamp()")
     assert stage.events.catch_up() == wanted

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from billing.payments import outbox, queue
+from billing.payments import outbox, resuming
 from billing.payments.operations import ChargeTopUp, PushCreditNote
 from core.db import unit_of_work
 from core.errors import Conflict
@@ -98,7 +98,7 @@ def test_a_key_that_stripe_knows_from_another_request_stops_the_queue_until_an_a
     for _ in range(3):
         assert stage.work_later() == []
     with unit_of_work(stage.engine) as session:
-        queue.resume(session, tenant, cancel=False)
+        resuming.resume(session, tenant, cancel=False)
     assert stage.work_later() == ["done"]
     assert stage.of(invoice).status == "paid"
 
@@ -153,7 +153,7 @@ def test_the_customer_of_a_queue_cannot_be_cancelled(stage):
         stage.work_later()
     assert stage.stopped(tenant)
     with pytest.raises(Conflict, match="creates the customer"), unit_of_work(stage.engine) as session:
-        queue.resume(session, tenant, cancel=True)
+        resuming.resume(session, tenant, cancel=True)
 
 
 def test_a_worker_that_lost_its_lease_writes_nothing(stage):

@@ -313,11 +313,10 @@ def test_pages_for_the_owner_have_addresses(stage):
 
 
 def test_events_are_listed_by_type_and_time(stage):
-    started = stage.just_now()
     paid = stage.paid_invoice(700)
 
     def both():
-        listed = stage.account.events_since(started["since"], types=["invoice.paid", "invoice.finalized"])
+        listed = stage.account.events_since(**stage.just_now(), types=["invoice.paid", "invoice.finalized"])
         ours = [event for event in listed if event.object_id == paid.id]
         return ours if len(ours) == 2 else None
 
