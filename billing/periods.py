@@ -17,6 +17,9 @@ YEAR_FIRST: Final = 2000
 YEAR_LAST: Final = 9000
 """The years of instants and dates that callers may give. Python holds every period around one of them, in any zone."""
 
+TICK: Final = timedelta(microseconds=1)
+"""The least time between two instants of the database."""
+
 _MONTH: Final = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 
 

@@ -6,10 +6,11 @@ from datetime import datetime
 from itertools import takewhile
 
 import msgspec
+import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.locks import serialize_decision
-from billing.periods import aware
+from billing.periods import TICK, aware
 from billing.prices import price_book
 from billing.prices.card import PriceCard
 from billing.prices.models import PriceOverride, PriceVersion
@@ -122,13 +123,18 @@ def changed_between(session: Session, after: datetime | None, until: datetime) -
 def _insert(
     session: Session, tenant_id: str, version: PriceView | None, begins: datetime, expires_at: datetime | None
 ) -> OverrideView:
+    # A database clock that was set back must not order this override before the last one.
+    newest = session.exec(
+        select(sa.func.max(PriceOverride.created_at)).where(PriceOverride.tenant_id == tenant_id)
+    ).one()
+    now = database_now(session)
     row = PriceOverride(
         id=new_id("po"),
         tenant_id=tenant_id,
         price_version_id=None if version is None else version.id,
         effective_from=begins,
         expires_at=expires_at,
-        created_at=database_now(session),
+        created_at=now if newest is None else max(now, newest + TICK),
     )
     session.add(row)
     session.flush()

@@ -13,7 +13,7 @@ import msgspec
 from sqlmodel import Session, col, select
 
 from billing.locks import serialize_decision
-from billing.periods import EPOCH, aware
+from billing.periods import EPOCH, TICK, aware
 from billing.prices import card as price_card
 from billing.prices.card import PriceCard
 from billing.prices.models import PlanAssignment, PriceOverride, PriceVersion
@@ -197,8 +197,11 @@ def add_version(
                 "Leave it out to change them now.",
                 param="effective_from",
             )
-    others = session.exec(select(PriceVersion.effective_from).where(PriceVersion.plan_id == plan_id)).all()
-    begins = effective_from or (now if others or not first_since_epoch else EPOCH)
+    made = select(PriceVersion.effective_from, PriceVersion.created_at).where(PriceVersion.plan_id == plan_id)
+    others = dict(session.exec(made).all())
+    # A database clock that was set back must not order this version before one that began when it was made.
+    at_once = max([now, *(begins + TICK for begins, created_at in others.items() if begins <= created_at)])
+    begins = effective_from or (at_once if others or not first_since_epoch else EPOCH)
     if begins in others:
         raise Conflict(
             f"plan {plan_id} already has prices from {begins.isoformat()} on; choose another effective_from.",

@@ -2,19 +2,17 @@
 on, the one that was made last holds, so a later change is cancelled by assigning the plan of now for its instant.
 """
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
 from billing.locks import serialize_decision
-from billing.periods import EPOCH
+from billing.periods import EPOCH, TICK
 from billing.prices.models import PlanAssignment
 from billing.subscriptions.models import Subscription
 from core.db import database_now
-
-_TICK = timedelta(microseconds=1)
 
 
 class PlanChange(NamedTuple):
@@ -52,7 +50,7 @@ def assign_plan(session: Session, *, tenant_id: str, plan_id: str, effective_fro
         _add(session, tenant_id, plan_id, effective_from, made_at)
     elif found.current.plan_id != plan_id:
         # A database clock that was set back must not order this assignment before the last one.
-        begins = max(found.now, found.current.effective_from + _TICK)
+        begins = max(found.now, found.current.effective_from + TICK)
         _add(session, tenant_id, plan_id, begins, made_at)
 
 
@@ -118,11 +116,11 @@ def _read(session: Session, tenant_id: str) -> _Assignments:
 def _cancel(session: Session, found: _Assignments, plan_id: str) -> datetime:
     """Assign a plan for the instants of all later changes. Returns when the next row may say that it was made."""
     newest = max((each.created_at for each in found.later), default=found.now)
-    made_at = max(found.now, newest + _TICK)
+    made_at = max(found.now, newest + TICK)
     for each in found.later:
         if each.plan_id != plan_id:
             _add(session, each.tenant_id, plan_id, each.effective_from, made_at)
-    return made_at + _TICK
+    return made_at + TICK
 
 
 def _add(session: Session, tenant_id: str, plan_id: str, begins: datetime, made_at: datetime) -> None:
