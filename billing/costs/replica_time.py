@@ -6,7 +6,7 @@ report of the same replica, and for at most the time after which a silent replic
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -14,7 +14,11 @@ from billing.costs.rates import PoolRate, charge
 from core.contracts.replicas import ReplicaState
 
 TimeState = Literal["starting", "busy", "idle", "draining", "lost"]
-"""``busy``: the engine ran steps. ``idle``: it served and ran none. ``draining``: it took no requests and ran none."""
+"""``busy``: the engine ran steps. ``idle``: it served and ran none. ``draining``: it took no requests and ran none.
+``lost``: it was unhealthy and ran none, or did not report."""
+
+
+_UNUSED: Final[Mapping[str, TimeState]] = {"ready": "idle", "draining": "draining", "unhealthy": "lost"}
 
 
 class StateWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,5 +97,5 @@ def charges(found: Iterable[StateSpan], rates: Sequence[PoolRate]) -> Mapping[Ti
             continue
         busy = whole * span.busy_ms // (span.end_ms - span.start_ms)
         total["busy"] += busy
-        total["draining" if span.state == "draining" else "idle"] += whole - busy
+        total[_UNUSED[span.state]] += whole - busy
     return total

@@ -76,7 +76,7 @@ def test_time_is_charged_by_state_and_the_work_of_a_draining_replica_is_busy():
         RATES,
     )
     by_ms = {state: value // RATES[0].nanos_per_hour for state, value in found.items()}
-    assert by_ms == {"starting": 1_000, "busy": 2_000, "idle": 2_500, "draining": 500}
+    assert by_ms == {"starting": 1_000, "busy": 2_000, "idle": 1_500, "lost": 1_000, "draining": 500}
 
 
 times = st.integers(0, 200)
