@@ -21,7 +21,7 @@ from billing.costs.rates import MS_PER_HOUR
 from billing.costs.settings import CostSettings
 from billing.locks import serialize_decision
 from core import clock, redis_keys
-from core.contracts.costs import CostWindow
+from core.contracts.costs import WINDOW_MS_MAX, CostWindow
 from core.db import database_now, unit_of_work
 
 _DELETE: Final = sa.text("SELECT windows, unshared FROM billing_delete_cost_windows(:days, :most)")
@@ -103,6 +103,9 @@ def _accepted(fields: dict[bytes, bytes], newest_ms: int) -> CostWindow | None:
         return None
     if not window.start_ms < window.end_ms <= newest_ms:
         _refuse(f"it lasts from {window.start_ms} to {window.end_ms}; now, at most {newest_ms} is possible")
+        return None
+    if window.end_ms - window.start_ms > WINDOW_MS_MAX:  # its machine slept, or its clock was set forward
+        _refuse(f"it lasts {window.end_ms - window.start_ms} ms; at most {WINDOW_MS_MAX} are possible")
         return None
     return window
 
