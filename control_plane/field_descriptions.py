@@ -200,6 +200,7 @@ _FIELDS: Final[dict[str, str]] = {
     "requests_per_minute": "Requests per minute; null for no limit.",
     "residency_version": "Number of the replica's newest list of adapters.",
     "revenue_nanos": "Rated usage before credits and discounts, in nanodollars.",
+    "revenue_until": "Up to when revenue is counted; later hours have no cost yet.",
     "revision": "Id of the revision; null without one.",
     "revoked_at": "When the key was revoked; null for a live key.",
     "rows": "Revenue and cost by key.",
@@ -248,6 +249,7 @@ _FIELDS: Final[dict[str, str]] = {
     "unit_price_nanos": "Nanodollars per unit.",
     "unloaded_at": "When no replica held it any more; null before.",
     "unprocessed_events": "Usage events that are not recorded yet.",
+    "unrated_pools": "Pools of which replicas wait for a rate, so that their time has no cost.",
     "until": "End of the period to invoice: an instant, or now.",
     "up_to": "Last unit of the tier; null in the last tier.",
     "updated_at": "When it last changed.",
@@ -282,7 +284,7 @@ _OF_TYPE: Final[dict[str, str]] = {
     "MarginRow.resource_nanos": "Revenue of storage, pins and cold loads, in nanodollars.",
     "MarginRow.usage_nanos": "Revenue of requests, in nanodollars.",
     "ModelCardPrices.rank_class": "Rank class that has these prices; null for all others.",
-    "ModelEconomicsView.tokens": "Prompt and generated tokens.",
+    "ModelEconomicsView.tokens": "Prompt and generated tokens of the replicas and hours that have a cost.",
     "NewEndpoint.kind": "email or webhook.",
     "NewPoolRate.rank_max": "Rank class of the pool.",
     "PriceCard.tiers": "Prices that depend on the quantity of the whole period.",
@@ -298,6 +300,7 @@ _OF_TYPE: Final[dict[str, str]] = {
     "RevisionView.sha256": "Digest of the files that engines load; null before the revision is ready.",
     "TieredPrice.quantity": "What is counted.",
     "TieredPrice.tiers": "The tiers in ascending order; none for packages.",
+    "UnratedPool.rank_max": "Rank class of the pool.",
     "UploadView.url": "Where to PUT the file; null for a file in parts.",
 }
 

@@ -9,8 +9,6 @@ from typing import Final, Literal
 
 import msgspec
 
-from billing.costs.rates import MS_PER_HOUR
-
 MEGATOKENS: Final = 1_000_000
 STALE_AFTER: Final = timedelta(days=90)
 SAVING_GOAL_PPM: Final = 400_000
@@ -49,26 +47,19 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.saving_ppm is None else self.saving_ppm >= SAVING_GOAL_PPM
 
 
-def nanos_per_mtok(nanos_per_hour: int, tokens_per_hour: int) -> int | None:
-    """Rate per hour over tokens per hour, times a million; to the nearest nanodollar. None without tokens."""
-    if tokens_per_hour <= 0:
-        return None
-    return (nanos_per_hour * MEGATOKENS + tokens_per_hour // 2) // tokens_per_hour
-
-
-def tokens_per_hour(tokens: int, over_ms: int) -> int:
-    """Tokens per hour at the speed of ``tokens`` in ``over_ms``; 0 without time."""
-    return 0 if over_ms <= 0 else tokens * MS_PER_HOUR // over_ms
-
-
-def break_even(*, nanos_per_hour: int, tokens: int, busy_ms: int, paid_ms: int) -> Mapping[str, int | None]:
-    """Own cost per million tokens. ``observed``: over all paid time, idle included. ``full_use``: as if the replicas
-    were busy all the time, at the speed that they had while busy.
+def break_even(*, total_nanos: int, tokens: int, busy_ms: int, paid_ms: int) -> Mapping[str, int | None]:
+    """Own cost per million tokens, to the nearest nanodollar. ``observed``: over all paid time, idle included.
+    ``full_use``: as if the replicas were busy all the time, at the speed that they had while busy. None without tokens
+    or without such time.
     """
     return {
-        "observed": nanos_per_mtok(nanos_per_hour, tokens_per_hour(tokens, paid_ms)),
-        "full_use": nanos_per_mtok(nanos_per_hour, tokens_per_hour(tokens, busy_ms)),
+        "observed": _nearest(total_nanos * MEGATOKENS, tokens if paid_ms > 0 else 0),
+        "full_use": _nearest(total_nanos * MEGATOKENS * busy_ms, tokens * paid_ms if busy_ms > 0 else 0),
     }
+
+
+def _nearest(dividend: int, divisor: int) -> int | None:
+    return None if divisor <= 0 else (dividend + divisor // 2) // divisor
 
 
 def saving(

@@ -6,14 +6,14 @@ replica until the rate is there: it is not taken as free.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 from sqlalchemy import Engine
 from sqlmodel import Session, col, select
 
 from billing import metrics
-from billing.costs import cost_functions, price_book, usage_source
+from billing.costs import cost_functions, due_hours, price_book, usage_source
 from billing.costs.allocation import Allocation, ReplicaSlice, WorkClaim, allocate
 from billing.costs.cost_functions import FittedFunction, ReplicaKind
 from billing.costs.models import CostHour, CostRow, ReplicaCostWindow
@@ -22,32 +22,10 @@ from billing.costs.price_book import DatedRate
 from billing.costs.rates import MS_PER_HOUR, NoRate
 from billing.costs.replica_time import StateWindow, charges, spans
 from billing.costs.settings import CostSettings
-from billing.costs.step_model import StepWork
+from billing.costs.step_model import RATIO_PPM_MAX, RATIO_PPM_MIN, StepWork
 from billing.locks import serialize_decision
 from core import clock
 from core.db import database_now, unit_of_work
-
-# Replicas by a loose index scan, then each one's hours after its last one that was shared out.
-_DUE = sa.text("""
-WITH RECURSIVE replicas AS (
-    (SELECT replica_id FROM replica_cost_windows ORDER BY replica_id LIMIT 1)
-    UNION ALL
-    SELECT (SELECT w.replica_id FROM replica_cost_windows w WHERE w.replica_id > r.replica_id
-            ORDER BY w.replica_id LIMIT 1)
-    FROM replicas r WHERE r.replica_id IS NOT NULL
-)
-SELECT r.replica_id, h.hour_ms
-FROM replicas r
-CROSS JOIN LATERAL (
-    SELECT coalesce(max(c.hour_ms) + 3600000, 0) AS since FROM cost_hours c WHERE c.replica_id = r.replica_id
-) done
-CROSS JOIN LATERAL (
-    SELECT DISTINCT w.start_ms / 3600000 * 3600000 AS hour_ms FROM replica_cost_windows w
-    WHERE w.replica_id = r.replica_id AND w.start_ms >= done.since AND w.start_ms < :before_ms
-) h
-ORDER BY h.hour_ms, r.replica_id
-LIMIT :limit
-""")
 
 
 class HourCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +46,14 @@ class HourCost(msgspec.Struct, frozen=True, kw_only=True):
         """Predicted over measured busy time; None before a fit."""
         return None if self.function is None else self.allocation.ratio_ppm
 
+    @property
+    def is_flagged(self) -> bool:
+        """Whether its cost function is flagged, or predicted too little or too much of its busy time."""
+        if self.function is None:
+            return False
+        ratio = self.ratio_ppm
+        return bool(self.function.flags) or not (ratio is None or RATIO_PPM_MIN <= ratio <= RATIO_PPM_MAX)
+
 
 class AllocationRun(msgspec.Struct, frozen=True, kw_only=True):
     """What one run did. ``without_rate`` are replicas whose pool has no rate for the hour that is due."""
@@ -85,42 +71,54 @@ def allocate_due(engine: Engine, settings: CostSettings) -> AllocationRun:
         with unit_of_work(engine) as session:
             serialize_decision(session, "the cost allocation")
             now_ms = clock.to_ms(database_now(session))
-            border_ms = (now_ms - settings.cost_allocation_delay_s * 1000) // MS_PER_HOUR * MS_PER_HOUR
-            due = _due(session, border_ms, settings)
+            border_ms = due_hours.allocation_border_ms(session, settings)
+            due = due_hours.due(session, before_ms=border_ms, limit=_limit(settings))
             hours = [(replica_id, hour_ms) for replica_id, hour_ms in due if replica_id not in blocked]
             first = [(replica_id, hour_ms) for replica_id, hour_ms in hours if hour_ms == hours[0][1]]
             if not first:
-                return AllocationRun(hours=stored, without_rate=frozenset(blocked))
+                waiting = {each.replica_id for each in due_hours.unrated(session, before_ms=border_ms)}
+                metrics.COST_HOURS_REFUSED.inc(len(waiting))
+                return AllocationRun(hours=stored, without_rate=frozenset(blocked | waiting))
             found, without_rate = compute(session, first, now_ms=now_ms, settings=settings)
             for each in found:
                 _store(session, each)
             blocked |= without_rate
-            metrics.COST_HOURS_REFUSED.inc(len(without_rate))
             stored += len(found)
         metrics.COST_HOURS.inc(len(found))
 
 
-def preview(session: Session, settings: CostSettings, *, hours_max: int) -> list[HourCost]:
-    """The hours that are not shared out yet, the running one included, as they would be now. Stores nothing. Replicas
-    of pools without a rate are left out.
+class Preview(NamedTuple):
+    """Hours that are not shared out for good, as they would be now. ``until_ms`` is the first hour that is not there,
+    None when all are.
+    """
+
+    hours: list[HourCost]
+    until_ms: int | None
+
+
+def preview(
+    session: Session, settings: CostSettings, *, hours_max: int, start_ms: int = 0, end_ms: int | None = None
+) -> Preview:
+    """The oldest ``hours_max`` hours in ``[start_ms, end_ms)`` that are not shared out yet, the running one included.
+    Stores nothing. Replicas of pools without a rate are left out. What hours before ``start_ms`` leave below one
+    nanodollar is not in it.
     """
     now_ms = clock.to_ms(database_now(session))
+    before_ms = now_ms if end_ms is None else min(now_ms, end_ms)
+    due = due_hours.due(session, before_ms=before_ms, after_ms=start_ms, limit=_limit(settings))
+    wanted = sorted({hour_ms for _, hour_ms in due})
     found: list[HourCost] = []
     carries: dict[str, int] = {}
-    due = _due(session, now_ms, settings)
-    for hour_ms in sorted({hour_ms for _, hour_ms in due})[:hours_max]:
+    for hour_ms in wanted[:hours_max]:
         replicas = [pair for pair in due if pair[1] == hour_ms]
         hour, _ = compute(session, replicas, now_ms=now_ms, settings=settings, carries=carries)
         carries |= {each.replica_id: each.allocation.carry for each in hour}
         found += hour
-    return found
+    return Preview(found, wanted[hours_max] if len(wanted) > hours_max else None)
 
 
-def _due(session: Session, before_ms: int, settings: CostSettings) -> list[tuple[str, int]]:
-    rows = session.connection().execute(
-        _DUE, {"before_ms": before_ms, "limit": settings.cost_allocation_hours_max * 1_000}
-    )
-    return [(replica_id, hour_ms) for replica_id, hour_ms in rows]
+def _limit(settings: CostSettings) -> int:
+    return settings.cost_allocation_hours_max * 1_000
 
 
 def compute(

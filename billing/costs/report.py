@@ -3,21 +3,24 @@
 Costs are the stored rows of hours that are shared out, and on request a preview of those that are not yet. The direct
 cost is what an owner caused. The absorbed cost also spreads the platform's rows (idle, start, lost …) of a pool over
 its owners by their direct cost; the two are never mixed.
+
+Cost and revenue are of the same hours: revenue ends where costs do, and the tokens of a break-even are those of the
+replicas and hours that have a cost.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from fractions import Fraction
 from typing import Literal
 
 import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.costs import hours, price_book
+from billing.costs import due_hours, price_book
 from billing.costs.allocation import CostKind, CostOwner
 from billing.costs.break_even import OutsidePrice, Saving, break_even, saving
+from billing.costs.hours import HourCost, Preview, preview
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.revenue import Revenue, read_revenue
 from billing.costs.settings import PREVIEW_HOURS_MAX, REPORT_DAYS_MAX, REPORT_ROWS_MAX, CostSettings
@@ -49,6 +52,24 @@ SELECT h.base_model, h.rank_max, sum(h.total_nanos)::bigint AS total_nanos, sum(
 FROM cost_hours h LEFT JOIN cost_functions f ON f.id = h.cost_function_id
 WHERE h.hour_ms >= :start_ms AND h.hour_ms < :end_ms
 GROUP BY h.base_model, h.rank_max ORDER BY h.base_model, h.rank_max
+""")
+
+
+# What the replicas computed in the hours that have a cost, by the hour in which each request began. Amendments change
+# nothing here.
+_TOKENS = sa.text("""
+SELECT u.base_model, sum(u.input_tokens)::bigint AS input_tokens, sum(u.output_tokens)::bigint AS output_tokens
+FROM usage_replica_hours u
+WHERE u.hour >= :start AND u.hour < :end AND (
+    EXISTS (
+        SELECT FROM cost_hours h
+        WHERE h.replica_id = u.replica_id AND h.hour_ms = extract(epoch FROM u.hour)::bigint * 1000
+    )
+    OR (u.replica_id, u.hour) IN (
+        SELECT * FROM unnest(CAST(:replicas AS text[]), CAST(:hours AS timestamptz[]))
+    )
+)
+GROUP BY u.base_model
 """)
 
 
@@ -99,7 +120,9 @@ class MarginRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelEconomics(msgspec.Struct, frozen=True, kw_only=True):
-    """One base model: what a million of its tokens cost, observed and at full use, and beside an outside price."""
+    """One base model: what a million of its tokens cost, observed and at full use, and beside an outside price.
+    ``tokens`` are of the replicas and hours that have a cost.
+    """
 
     base_model: str
     tokens: int
@@ -115,14 +138,24 @@ class ModelEconomics(msgspec.Struct, frozen=True, kw_only=True):
     flagged_hours: int
 
 
+class UnratedPool(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """A pool of which replicas wait for a rate: their time is not in the costs, but what they earned is revenue."""
+
+    base_model: str
+    rank_max: int
+
+
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     """All replicas of a period. ``total_nanos`` is the sum of the rows' cost and of the ``platform`` amounts by kind.
-    ``allocated_until`` is the end of the last hour that is shared out for good.
+    ``allocated_until`` is the end of the last hour that is shared out for good. Revenue is counted up to
+    ``revenue_until``, because later hours have no cost yet.
     """
 
     start: datetime
     end: datetime
     allocated_until: datetime | None
+    revenue_until: datetime
+    unrated_pools: tuple[UnratedPool, ...]
     group_by: CostGrouping
     total_nanos: int
     revenue_nanos: int
@@ -140,15 +173,18 @@ def report(
     settings: CostSettings,
     include_open_hours: bool = False,
 ) -> CostReport:
-    """The report of the hours in ``[start, end)``. With ``include_open_hours``, hours that are not shared out for good
-    are computed as they are now. Raises InvalidRequest for a period without whole hours or that is too long.
+    """The report of the hours in ``[start, end)`` that are shared out. With ``include_open_hours``, the others are
+    computed as they are now. Raises InvalidRequest for a period without whole hours or that is too long.
     """
     start_ms, end_ms = checked_hours(start, end)
     costs, pools = stored_costs(session, start_ms, end_ms)
     allocated_ms = max((pool.last_hour_ms + MS_PER_HOUR for pool in pools), default=None)
+    opened = Preview([], due_hours.shared_until_ms(session, settings))
     if include_open_hours:
-        _add_open_hours(session, start_ms, end_ms, settings, costs, pools)
-    charged = read_revenue(session, start=start, end=end)
+        opened = preview(session, settings, hours_max=PREVIEW_HOURS_MAX, start_ms=start_ms, end_ms=end_ms)
+        _add_open_hours(opened.hours, costs, pools)
+    until_ms = end_ms if opened.until_ms is None else min(end_ms, max(start_ms, opened.until_ms))
+    charged = read_revenue(session, start=start, end=clock.from_ms(until_ms))
     rows = margins(costs, charged, group_by)
     if len(rows) > REPORT_ROWS_MAX:
         raise InvalidRequest(
@@ -161,17 +197,22 @@ def report(
         if not cost.owner.tenant_id:
             platform[cost.kind] += cost.nanos
     prices = price_book.outside_prices(session)
+    tokens = _tokens(session, start, end, opened.hours)
     models = sorted({pool.base_model for pool in pools})
+    waiting = due_hours.unrated(session, before_ms=end_ms, after_ms=start_ms)
+    unrated = {UnratedPool(base_model=each.base_model, rank_max=each.rank_max) for each in waiting}
     return CostReport(
         start=start,
         end=end,
         allocated_until=None if allocated_ms is None else clock.from_ms(allocated_ms),
+        revenue_until=clock.from_ms(until_ms),
+        unrated_pools=tuple(sorted(unrated)),
         group_by=group_by,
         total_nanos=sum(cost.nanos for cost in costs),
         revenue_nanos=sum(each.revenue_nanos for each in charged),
         rows=tuple(rows),
         platform=dict(sorted(platform.items())),
-        models=tuple(_economics(model, pools, charged, prices, end) for model in models),
+        models=tuple(_economics(model, pools, tokens[model], prices, end) for model in models),
     )
 
 
@@ -206,17 +247,8 @@ def stored_costs(session: Session, start_ms: int, end_ms: int) -> tuple[list[Own
     return costs, pools
 
 
-def _add_open_hours(
-    session: Session,
-    start_ms: int,
-    end_ms: int,
-    settings: CostSettings,
-    costs: list[OwnedCost],
-    pools: list[PoolTime],
-) -> None:
-    for hour in hours.preview(session, settings, hours_max=PREVIEW_HOURS_MAX):
-        if not start_ms <= hour.hour_ms < end_ms:
-            continue
+def _add_open_hours(opened: Iterable[HourCost], costs: list[OwnedCost], pools: list[PoolTime]) -> None:
+    for hour in opened:
         base_model, rank_max = hour.kind.base_model, hour.kind.rank_max
         costs += [
             OwnedCost(base_model=base_model, rank_max=rank_max, owner=row.owner, kind=row.kind, nanos=row.nanos)
@@ -231,8 +263,24 @@ def _add_open_hours(
                 busy_ms=hour.busy_ms,
                 last_hour_ms=hour.hour_ms,
                 unfitted_hours=int(hour.function is None),
+                flagged_hours=int(hour.is_flagged),
             )
         )
+
+
+def _tokens(
+    session: Session, start: datetime, end: datetime, opened: Sequence[HourCost]
+) -> defaultdict[str, tuple[int, int]]:
+    """The prompt and output tokens of the hours that are shared out, and of the ``opened`` ones, by base model."""
+    parameters = {
+        "start": start,
+        "end": end,
+        "replicas": [hour.replica_id for hour in opened],
+        "hours": [clock.from_ms(hour.hour_ms) for hour in opened],
+    }
+    rows = session.connection().execute(_TOKENS, parameters).mappings()
+    found = {row["base_model"]: (row["input_tokens"], row["output_tokens"]) for row in rows}
+    return defaultdict(lambda: (0, 0), found)
 
 
 def margins(costs: Sequence[OwnedCost], charged: Sequence[Revenue], group_by: CostGrouping) -> list[MarginRow]:
@@ -294,16 +342,18 @@ def _key(owner: CostOwner, base_model: str, group_by: CostGrouping) -> str:
 
 
 def _economics(
-    model: str, pools: Iterable[PoolTime], charged: Iterable[Revenue], prices: Sequence[OutsidePrice], end: datetime
+    model: str,
+    pools: Iterable[PoolTime],
+    tokens: tuple[int, int],
+    prices: Sequence[OutsidePrice],
+    end: datetime,
 ) -> ModelEconomics:
     mine = [pool for pool in pools if pool.base_model == model]
-    used = [each for each in charged if each.base_model == model]
-    inputs, outputs = sum(each.input_tokens for each in used), sum(each.output_tokens for each in used)
+    inputs, outputs = tokens
     total, paid_ms, busy_ms = (
         sum(getattr(pool, name) for pool in mine) for name in ("total_nanos", "paid_ms", "busy_ms")
     )
-    rate = int(Fraction(total * MS_PER_HOUR, paid_ms or 1))
-    found = break_even(nanos_per_hour=rate, tokens=inputs + outputs, busy_ms=busy_ms, paid_ms=paid_ms)
+    found = break_even(total_nanos=total, tokens=inputs + outputs, busy_ms=busy_ms, paid_ms=paid_ms)
     compared = saving(prices, model=model, on=end.date(), input_tokens=inputs, output_tokens=outputs, own_nanos=total)
     return ModelEconomics(
         base_model=model,

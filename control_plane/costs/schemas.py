@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from billing.costs.break_even import PriceStatus
-from billing.costs.report import CostGrouping, MarginRow
+from billing.costs.report import CostGrouping, MarginRow, UnratedPool
 
 _RATE_NANOS_MAX = 1_000_000_000_000_000  # a million dollars an hour
 _MTOK_NANOS_MAX = 1_000_000_000_000_000  # a million dollars for a million tokens
@@ -94,12 +94,14 @@ class ModelEconomicsView(msgspec.Struct, frozen=True, kw_only=True):
 
 class CostReportView(msgspec.Struct, frozen=True, kw_only=True):
     """Revenue, cost and margin of a period. ``total_nanos`` is the sum of the rows' ``cost_nanos`` and of the
-    ``platform`` amounts.
+    ``platform`` amounts. Replicas of ``unrated_pools`` wait for a rate, so their time has no cost.
     """
 
     start: datetime
     end: datetime
     allocated_until: datetime | None
+    revenue_until: datetime
+    unrated_pools: list[UnratedPool]
     group_by: CostGrouping
     total_nanos: int
     revenue_nanos: int

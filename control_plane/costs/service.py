@@ -12,6 +12,7 @@ from billing.costs.cost_functions import FittedFunction
 from billing.costs.price_book import DatedOutsidePrice, DatedRate
 from billing.costs.report import CostGrouping, ModelEconomics
 from billing.costs.settings import CostSettings
+from billing.tax.profiles import read_seller
 from control_plane.audit import service as audit
 from control_plane.costs.schemas import (
     CostFunctionView,
@@ -24,7 +25,7 @@ from control_plane.costs.schemas import (
 from core import clock
 from core.db import unit_of_work
 
-_ISSUER = "Tenora"
+_ISSUER = "Tenora"  # until the operator has set its own details
 
 
 def add_rate(session: Session, rate: NewPoolRate, *, actor: str) -> DatedRate:
@@ -73,6 +74,8 @@ def read_report(
         start=found.start,
         end=found.end,
         allocated_until=found.allocated_until,
+        revenue_until=found.revenue_until,
+        unrated_pools=list(found.unrated_pools),
         group_by=found.group_by,
         total_nanos=found.total_nanos,
         revenue_nanos=found.revenue_nanos,
@@ -85,10 +88,13 @@ def read_report(
 def focus_lines(engine: Engine, *, start: datetime | None, end: datetime | None) -> Iterator[str]:
     """The FOCUS file of a period in pieces. Raises InvalidRequest for an impossible period, before the first piece."""
     start_ms, end_ms = report.checked_hours(*period(start, end))
+    with unit_of_work(engine) as session:
+        seller = read_seller(session)
+    issuer = _ISSUER if seller is None else seller.legal_name
 
     def pieces() -> Iterator[str]:
         with unit_of_work(engine) as session:
-            yield from focus.focus_csv(session, start_ms=start_ms, end_ms=end_ms, issuer=_ISSUER)
+            yield from focus.focus_csv(session, start_ms=start_ms, end_ms=end_ms, issuer=issuer)
 
     return pieces()
 

@@ -11,6 +11,7 @@ from billing.costs.allocation import WorkClaim
 from billing.costs.hours import allocate_due
 from billing.costs.rates import MS_PER_HOUR
 from core import redis_keys
+from core.contracts.costs import WINDOW_MS_MAX
 from core.db import unit_of_work
 
 
@@ -31,6 +32,7 @@ def test_windows_are_stored_once_however_often_they_arrive(costs):
         {"busy_ms": -1},
         {"start_ms": 2_000, "end_ms": 2_000},
         {"state": "asleep"},
+        {"start_ms": 1, "end_ms": WINDOW_MS_MAX + 2},
     ],
 )
 def test_an_impossible_window_is_refused_and_stops_no_other(costs, bad):
@@ -122,6 +124,39 @@ def test_a_pool_without_a_rate_waits_for_one_and_is_not_free(costs):
     assert costs.rows() == {"idle": 10_000_000}
 
 
+def test_replicas_without_a_rate_stop_no_other_pool(costs):
+    """Also when they have more hours that are due than one look reads."""
+    costs.rate()
+    old = [-hours * 3_600 for hours in range(1, 40)]
+    costs.store(
+        *(
+            costs.window(start, start + 10, replica_id=f"rep_old_{n}", boot_id=f"boot_old_{n}", base_model="unrated")
+            for start in old
+            for n in range(30)
+        )
+    )
+    costs.store(costs.window(0, 10, final=True))
+    costs.store(costs.window(3_600, 3_610, final=True))
+    settings = costs.settings.model_copy(update={"cost_allocation_hours_max": 1})
+    with unit_of_work(costs.engine) as session:
+        found = hours.preview(session, settings, hours_max=30)
+    assert [hour.hour_ms for hour in found.hours] == [costs.hour_ms, costs.hour_ms + MS_PER_HOUR]
+    run = allocate_due(costs.engine, settings)
+    assert (run.hours, len(run.without_rate)) == (2, 30)
+    assert costs.rows() == {"idle": 10_000_000}
+
+
+def test_a_preview_says_where_it_ends(costs):
+    costs.rate()
+    for hour in range(2):
+        costs.store(costs.window(3_600 * hour, 3_600 * hour + 10, final=True))
+    with unit_of_work(costs.engine) as session:
+        found = hours.preview(session, costs.settings, hours_max=1)
+        later = hours.preview(session, costs.settings, hours_max=1, start_ms=costs.hour_ms + MS_PER_HOUR)
+    assert ([hour.hour_ms for hour in found.hours], found.until_ms) == ([costs.hour_ms], costs.hour_ms + MS_PER_HOUR)
+    assert ([hour.hour_ms for hour in later.hours], later.until_ms) == ([costs.hour_ms + MS_PER_HOUR], None)
+
+
 @pytest.mark.scenario(175)
 def test_a_rate_that_changes_within_an_hour_counts_from_its_instant(costs):
     costs.rate()
@@ -151,7 +186,7 @@ def test_an_hour_that_is_not_over_is_previewed_and_not_stored(costs):
     costs.store(costs.window(now_s - 2, now_s - 1, final=True))
     assert allocate_due(costs.engine, costs.settings).hours == 0
     with unit_of_work(costs.engine) as session:
-        (found,) = hours.preview(session, costs.settings, hours_max=3)
+        (found,) = hours.preview(session, costs.settings, hours_max=3).hours
     assert found.allocation.total_nanos == 1_000_000
     assert costs.stage.value("SELECT count(*) FROM cost_rows") == 0
 

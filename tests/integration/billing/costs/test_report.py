@@ -6,6 +6,7 @@ import json
 from datetime import timedelta
 from decimal import Decimal
 
+import msgspec
 import pytest
 
 from billing.costs import cost_functions, focus, price_book, report
@@ -34,6 +35,17 @@ def busy_windows(costs, count: int) -> list:
     return found
 
 
+def unfittable_windows(costs) -> list:
+    """Half of the steps take ten times as long as the others, whatever they do: no function can say that."""
+    return [
+        costs.window(
+            10 * number, 10 * number + 10, busy_ms=100 if number % 2 else 1_000, steps=20, prefill_tokens=1_000,
+            sequence_steps=20, final=number == 59,
+        )
+        for number in range(60)
+    ]  # fmt: skip
+
+
 def fitted(costs):
     with unit_of_work(costs.engine) as session:
         (kind,) = cost_functions.kinds(session)
@@ -58,23 +70,22 @@ def test_a_fit_is_stored_with_its_error_and_is_in_force_from_then_on(costs):
 
 
 def test_hours_that_a_flagged_cost_function_shared_out_are_counted(costs):
-    """Half of the steps take ten times as long as the others, whatever they do: no function can say that."""
     costs.rate()
-    costs.store(
-        *(
-            costs.window(
-                10 * number, 10 * number + 10, busy_ms=100 if number % 2 else 1_000, steps=20, prefill_tokens=1_000,
-                sequence_steps=20, final=number == 59,
-            )
-            for number in range(60)
-        )
-    )  # fmt: skip
+    costs.store(*unfittable_windows(costs))
     made = fitted(costs)
     assert made.flags
     allocate_due(costs.engine, costs.settings)
     costs.stage.change("ALTER TABLE cost_hours DISABLE TRIGGER USER")
     costs.stage.change("UPDATE cost_hours SET ratio_ppm = 1000000")
     (model,) = reported(costs).models
+    assert (model.unfitted_hours, model.flagged_hours) == (0, 1)
+
+
+def test_open_hours_of_a_flagged_cost_function_are_counted(costs):
+    costs.rate()
+    costs.store(*unfittable_windows(costs))
+    assert fitted(costs).flags
+    (model,) = reported(costs, include_open_hours=True).models
     assert (model.unfitted_hours, model.flagged_hours) == (0, 1)
 
 
@@ -140,8 +151,33 @@ def test_the_models_break_even_is_its_rate_over_its_tokens(costs, used):
     (model,) = reported(costs).models
     assert (model.base_model, model.tokens, model.total_nanos) == (BASE, 2_004, 20_000_000)
     assert (model.paid_ms, model.busy_ms, model.utilisation_ppm) == (20_000, 4_000, 200_000)
-    assert model.break_even_observed_nanos == pytest.approx(20_000_000 * 1_000_000 / 2_004, rel=1e-4)
-    assert model.break_even_full_use_nanos == pytest.approx(4_000_000 * 1_000_000 / 2_004, rel=1e-4)
+    assert model.break_even_observed_nanos == round(20_000_000 * 1_000_000 / 2_004)
+    assert model.break_even_full_use_nanos == round(4_000_000 * 1_000_000 / 2_004)
+
+
+def test_costs_and_what_stands_beside_them_are_of_the_same_hours(costs, used):
+    """An hour that is not shared out adds no tokens and no revenue; computed as it is now, it adds both."""
+    (before,), earned = reported(costs).models, reported(costs).revenue_nanos
+    for tenant in used:
+        costs.use(tenant, ended_s=3_605, lasted_s=2, input_tokens=1_001, output_tokens=1)
+    costs.store(costs.window(3_600, 3_620, busy_ms=4_000, final=True, steps=2, prefill_tokens=2_002, sequence_steps=2))
+    found = reported(costs, end=costs.at(2))
+    assert (found.models, found.revenue_nanos, found.revenue_until) == ((before,), earned, costs.at(1))
+    both = reported(costs, end=costs.at(2), include_open_hours=True)
+    assert (both.revenue_nanos, both.revenue_until) == (2 * earned, costs.at(2))
+    assert (both.models[0].tokens, both.models[0].total_nanos) == (2 * before.tokens, 2 * before.total_nanos)
+    assert both.models[0].break_even_observed_nanos == before.break_even_observed_nanos
+    allocate_due(costs.engine, costs.settings)
+    assert reported(costs, end=costs.at(2)) == msgspec.structs.replace(both, allocated_until=costs.at(2))
+
+
+def test_tokens_of_a_pool_without_a_rate_are_in_no_break_even_and_the_pool_is_named(costs, used):
+    (before,) = reported(costs).models
+    costs.store(costs.window(0, 20, replica_id="rep_2", boot_id="boot_2", rank_max=64, busy_ms=4_000, final=True))
+    costs.use(used[0], ended_s=5, lasted_s=2, input_tokens=9_000, output_tokens=1, replica_id="rep_2")
+    found = reported(costs)
+    assert found.models == (before,)
+    assert found.unrated_pools == (report.UnratedPool(base_model=BASE, rank_max=64),)
 
 
 @pytest.mark.scenario(183)

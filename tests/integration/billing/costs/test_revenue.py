@@ -76,7 +76,12 @@ def reported(resources, group_by: str):
     start = bucket_start(resources.hour, "1d") - timedelta(days=1)
     with unit_of_work(resources.engine) as session:
         return report.report(
-            session, start=start, end=start + timedelta(days=4), group_by=group_by, settings=CostSettings()
+            session,
+            start=start,
+            end=start + timedelta(days=4),
+            group_by=group_by,
+            settings=CostSettings(),
+            include_open_hours=True,
         )
 
 

@@ -37,7 +37,7 @@ def day(costs, ago: int, **changes):
 
 
 def test_windows_beyond_the_kept_days_are_deleted_and_their_shared_out_hours_stay(costs, as_billing):
-    costs.rate(from_ms=0)
+    costs.rate(from_ms=costs.hour_ms - 400 * 24 * MS_PER_HOUR)
     costs.store(*(day(costs, ago) for ago in (400, 31, 29, 0)))
     assert allocate_due(costs.engine, kept()).hours == 4
     before = costs.stage.rows("SELECT * FROM cost_rows ORDER BY hour_ms")
@@ -54,7 +54,7 @@ def test_an_old_hour_without_a_rate_loses_its_windows_and_is_counted(costs, as_b
     unshared = metrics.COST_WINDOWS_UNSHARED._value.get()
     assert delete_old(as_billing, kept()) == 1
     assert (starts(costs), metrics.COST_WINDOWS_UNSHARED._value.get()) == ([1], unshared + 1)
-    costs.rate(from_ms=0)
+    costs.rate(from_ms=costs.hour_ms - 400 * 24 * MS_PER_HOUR)
     allocate_due(costs.engine, kept())
     hours = costs.stage.rows("SELECT hour_ms FROM cost_hours")
     assert [row["hour_ms"] for row in hours] == [costs.hour_ms - 24 * MS_PER_HOUR]

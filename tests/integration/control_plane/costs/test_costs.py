@@ -10,6 +10,8 @@ from billing.costs.hours import allocate_due
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.settings import CostSettings
 from billing.costs.window_reader import store
+from billing.tax import profiles
+from billing.tax.parties import Seller
 from core import clock
 from core.contracts.costs import CostWindow
 from core.db import unit_of_work
@@ -94,6 +96,8 @@ def test_the_report_adds_up_and_says_what_is_missing(api, idle_minute):
     assert (model["paid_ms"], model["busy_ms"], model["unfitted_hours"]) == (60_000, 0, 1)
     assert (model["break_even_observed_nanos"], model["saving"]["status"]) == (None, "missing")
     assert datetime.fromisoformat(found["allocated_until"]) == HOUR + timedelta(hours=1)
+    assert datetime.fromisoformat(found["revenue_until"]) == HOUR + timedelta(hours=1)
+    assert found["unrated_pools"] == []
 
 
 def test_the_focus_file_is_csv_with_the_hours_rows(api, idle_minute):
@@ -101,6 +105,18 @@ def test_the_focus_file_is_csv_with_the_hours_rows(api, idle_minute):
     assert answer.headers["content-type"].startswith("text/csv")
     (line,) = csv.DictReader(io.StringIO(answer.text))
     assert (line["BilledCost"], line["x_CostKind"], line["ResourceId"]) == ("0.060000000", "idle", "rep_1")
+
+
+def test_the_focus_file_names_the_operator_as_its_issuer(api, engine, idle_minute):
+    def issuer() -> str:
+        answer = api.admin.get("/api/v1/admin/costs/focus.csv", params=PERIOD)
+        (line,) = csv.DictReader(io.StringIO(answer.text))
+        return line["InvoiceIssuerName"]
+
+    assert issuer() == "Tenora"
+    with unit_of_work(engine) as session:
+        profiles.set_seller(session, Seller(legal_name="Ada's Models Ltd"))
+    assert issuer() == "Ada's Models Ltd"
 
 
 @pytest.mark.parametrize("path", ["", "/focus.csv"])

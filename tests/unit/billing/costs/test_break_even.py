@@ -4,7 +4,8 @@ from datetime import date, timedelta
 
 import pytest
 
-from billing.costs.break_even import OutsidePrice, break_even, nanos_per_mtok, saving, tokens_per_hour
+from billing.costs.break_even import OutsidePrice, break_even, saving
+from billing.costs.rates import MS_PER_HOUR
 
 TODAY = date(2026, 11, 24)
 PRICE = OutsidePrice(
@@ -27,13 +28,23 @@ def changed(**changes) -> OutsidePrice:
 
 @pytest.mark.scenario(181)
 def test_break_even_at_full_and_at_half_use():
-    found = break_even(nanos_per_hour=3_600_000_000, tokens=1_800 * 60, busy_ms=60_000, paid_ms=120_000)
+    found = break_even(total_nanos=120_000_000, tokens=1_800 * 60, busy_ms=60_000, paid_ms=120_000)
     assert found == {"full_use": 555_555_556, "observed": 1_111_111_111}
 
 
-def test_without_tokens_there_is_no_break_even():
-    assert nanos_per_mtok(3_600_000_000, 0) is None
-    assert tokens_per_hour(5, 0) == 0
+@pytest.mark.parametrize(
+    ("hours", "tokens", "observed"), [(60, 100, 2_160_000_000_000_000), (24, 23, 3_756_521_739_130_435)]
+)
+def test_few_tokens_in_much_time_have_an_exact_break_even(hours, tokens, observed):
+    used = {"tokens": tokens, "busy_ms": MS_PER_HOUR, "paid_ms": hours * MS_PER_HOUR}
+    found = break_even(total_nanos=3_600_000_000 * hours, **used)
+    assert found == {"observed": observed, "full_use": (3_600_000_000_000_000 + tokens // 2) // tokens}
+
+
+def test_without_tokens_or_time_there_is_no_break_even():
+    nothing = {"observed": None, "full_use": None}
+    assert break_even(total_nanos=3_600_000_000, tokens=0, busy_ms=1, paid_ms=1) == nothing
+    assert break_even(total_nanos=0, tokens=5, busy_ms=0, paid_ms=0) == nothing
 
 
 @pytest.mark.scenario(182)
