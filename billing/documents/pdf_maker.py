@@ -1,9 +1,11 @@
-"""Makes the PDF of an invoice or a credit note from the database, a few at a time.
+"""Makes the PDF of an invoice or a credit note from the database, one at a time.
 
 The same document in the same state gives the same bytes. Nothing is stored: a PDF is made when it is asked for.
+ReportLab's fonts cannot draw two documents at once: they keep the position of reading. Threads would not draw faster
+either, since drawing is Python code.
 """
 
-from threading import BoundedSemaphore
+from threading import Lock
 from typing import Final, NamedTuple
 
 import sqlalchemy as sa
@@ -30,15 +32,15 @@ class PdfFile(NamedTuple):
 
 
 class PdfMaker:
-    """The fonts and the slots of one process. Raises Unprocessable for a font that cannot be used."""
+    """The fonts of one process. Raises Unprocessable for a font that cannot be used."""
 
     def __init__(self, settings: DocumentSettings) -> None:
         self._lines_max = settings.documents_pdf_lines_max
         self._typefaces = Typefaces(settings.documents_fonts)
-        self._slots = BoundedSemaphore(settings.documents_pdf_concurrent_max)
+        self._drawing = Lock()
 
     def invoice(self, engine: sa.Engine, invoice_id: str, *, tenant_id: str | None) -> PdfFile:
-        """An invoice; ``tenant_id`` None is an admin. Raises NotFound, and Unavailable while all slots are taken."""
+        """An invoice; ``tenant_id`` None is an admin. Raises NotFound, and Unavailable after a long wait for others."""
         with unit_of_work(engine) as session:
             document = read_document(session, invoice_id, tenant_id=tenant_id)
         return self._make(printed_invoice(document, lines_max=self._lines_max))
@@ -50,12 +52,12 @@ class PdfMaker:
         return self._make(printed)
 
     def _make(self, printed: PrintedDocument) -> PdfFile:
-        if not self._slots.acquire(timeout=_WAIT_S):
+        if not self._drawing.acquire(timeout=_WAIT_S):
             raise Unavailable("Too many PDF documents are being made. Try again in a few seconds.", retry_after_s=5)
         try:
             return PdfFile(printed.number, render(printed, self._typefaces))
         finally:
-            self._slots.release()
+            self._drawing.release()
 
 
 def _printed_note(session: Session, note_id: str, tenant_id: str | None) -> PrintedDocument:

@@ -24,13 +24,6 @@ class DocumentSettings(Fragment):
         le=2_000,
         description="Most invoice lines that a PDF lists. A PDF of more lines sums them up by model and says so.",
     )
-    documents_pdf_concurrent_max: int = Field(
-        default=2,
-        ge=1,
-        le=32,
-        description="PDF documents that one web process makes at the same time. Further ones wait up to 10 s and then "
-        "get 503.",
-    )
 
     @field_validator("documents_fonts", mode="before")
     @classmethod

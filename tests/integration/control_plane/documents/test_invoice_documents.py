@@ -5,6 +5,7 @@ import io
 import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -13,6 +14,7 @@ import pypdfium2
 import pytest
 import sqlalchemy as sa
 from pypdf import PdfReader
+from reportlab.pdfbase.ttfonts import TTFontFile
 
 from billing.documents import pdf_maker
 from billing.documents.invoice_csv import invoice_csv
@@ -23,6 +25,8 @@ from billing.invoices.credit_notes import issue_credit_note
 from billing.metering import Meter
 from billing.settings import BillingSettings
 from billing.stream import UsageStream
+from billing.tax import profiles
+from billing.tax.parties import Buyer
 from core import redis_keys
 from core.contracts.usage import UsageEvent
 from core.db import unit_of_work
@@ -256,11 +260,11 @@ def test_a_credit_note_is_printed_for_its_own_tenant_only(api, bill, engine):
         assert (refused.status_code, refused.json()["code"]) == (404, "credit_note_not_found")
 
 
-def test_pdfs_beyond_the_slots_wait_and_then_get_503(engine, api, bill, monkeypatch):
+def test_pdfs_are_made_one_at_a_time_and_others_wait_and_then_get_503(engine, api, bill, monkeypatch):
     monkeypatch.setattr(pdf_maker, "_WAIT_S", 0)
     tenant = api.tenant()
     invoice = bill(tenant.id, [None])
-    maker = pdf_maker.PdfMaker(DocumentSettings(documents_pdf_concurrent_max=1))
+    maker = pdf_maker.PdfMaker(DocumentSettings())
     begun, finish = threading.Event(), threading.Event()
 
     def slow(printed, typefaces):
@@ -278,3 +282,28 @@ def test_pdfs_beyond_the_slots_wait_and_then_get_503(engine, api, bill, monkeypa
     finish.set()
     first.join(20)
     assert maker.invoice(engine, invoice.id, tenant_id=tenant.id).content == b"%PDF"
+
+
+def test_two_pdfs_that_are_asked_for_at_once_have_the_bytes_that_each_has_alone(engine, api, bill, monkeypatch):
+    """ReportLab reads glyphs, of accented letters part by part, from a position that it keeps in the font. Another
+    thread gets its turn at each of them.
+    """
+    seek = TTFontFile.seek
+
+    def let_others_run(font: TTFontFile, position: int) -> None:
+        seek(font, position)
+        time.sleep(0)
+
+    maker = pdf_maker.PdfMaker(DocumentSettings())
+    invoices = []
+    for name in ("áéíóúäöüñçšžřàèìòùâêîôûãõ", "ąęėįųĄĘĖĮŲģķļņŗĢĶĻŅŖ"):
+        tenant = api.tenant().id
+        with unit_of_work(engine) as session:
+            profiles.set_buyer(session, tenant, Buyer(legal_name=name))
+        invoices.append(bill(tenant, [None]).id)
+    alone = [maker.invoice(engine, each, tenant_id=None).content for each in invoices]
+    monkeypatch.setattr(TTFontFile, "seek", let_others_run)
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(5):
+            made = threads.map(lambda each: maker.invoice(engine, each, tenant_id=None).content, invoices)
+            assert list(made) == alone
