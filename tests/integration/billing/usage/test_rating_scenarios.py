@@ -2,12 +2,15 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import msgspec
 import pytest
 
+from billing import metrics
 from billing.metering import Meter
 from billing.prices import price_book
+from billing.prices.card import PriceCard
 from billing.stream import UsageStream
 from core.contracts.grants import Prices
 from core.contracts.usage import REST
@@ -145,3 +148,20 @@ def test_an_estimate_and_its_rest_are_one_request_on_the_invoice(stage):
     (invoice,) = stage.close()
     (line,) = stage.invoice(invoice.id).lines
     assert (line.kind, line.quantity, line.request_count) == ("output_tokens", 130, 1)
+
+
+def test_prices_that_are_not_in_force_yet_are_counted_and_those_in_force_are_charged(stage):
+    tenant = stage.tenant()
+    dearer = PriceCard.of_all_models(msgspec.structs.replace(PRICES, output_nanos=1_000_000))
+    with unit_of_work(stage.engine) as session:
+        later = price_book.add_version(
+            session, plan_id=stage.plan_of(tenant), card=dearer, effective_from=stage.now() + timedelta(hours=1)
+        )
+        now = price_book.load(session, [tenant]).in_force(tenant, stage.now())
+    before = metrics.STALE_PRICES._value.get()
+    used = NOTHING | {"output_tokens": 10}
+    stage.bill(stage.event(tenant, price_version_id=now.id, **used))
+    assert metrics.STALE_PRICES._value.get() == before
+    stage.bill(stage.event(tenant, price_version_id=later.id, **used))
+    assert metrics.STALE_PRICES._value.get() == before + 1
+    assert {row["amount_nanos"] for row in stage.rows("SELECT amount_nanos FROM usage_records")} == {6_000}
