@@ -17,7 +17,7 @@ from billing.payments.operations import DeductPayment, EndInvoice, PayInvoice, P
 from billing.payments.outcomes import CollectionAttempt, Failure, Outcome, QueueStops
 from billing.payments.pushed_invoices import collected_with, collecting
 from billing.payments.queue import APPROVED, Claim, Effect, PaymentQueues
-from billing.payments.settlement import settle_invoice
+from billing.payments.settlement import note_end_at_stripe, settle_invoice
 from billing.payments.steps import Find, Send, Steps
 from billing.stripe_client import StripeAccount
 from billing.stripe_errors import StripeCardDeclined, StripeLookupInconclusive, StripeRefused
@@ -47,6 +47,9 @@ class Collector:
     def push(self, claim: Claim, steps: Steps, push: PushInvoice) -> Outcome:
         """Bring an invoice to Stripe and attempt its payment."""
         self._require_recent(claim, steps)
+        known = steps.known("invoice")
+        if known is not None and (found := self._account.invoice(known)).status == "void":
+            return self._ended_there(claim, push.invoice_id, found)
         customer = self._customer_of(claim)
         # A draft that was perhaps created is brought to its end, so that nothing at Stripe asks for money twice.
         if not steps.has_begun("invoice") and not self._is_wanted(claim, push.invoice_id):
@@ -86,9 +89,9 @@ class Collector:
             row = collecting(session, pay.invoice_id)
         if row is None or row.stripe_invoice is None:
             return Outcome(result={"skipped": "the invoice is not collected at Stripe"})
-        status = self._account.invoice(row.stripe_invoice).status
-        if status not in ("open", "paid"):
-            return Outcome(result={"skipped": f"the invoice is {status}"})
+        found = self._account.invoice(row.stripe_invoice)
+        if found.status not in ("open", "paid"):
+            return self._ended_there(claim, row.invoice_id, found)
         return self._collect(claim, steps, row.stripe_invoice, row.invoice_id)
 
     def deduct(self, claim: Claim, steps: Steps, paid: DeductPayment) -> Outcome:
@@ -267,6 +270,17 @@ class Collector:
             row.amount_cents, row.pushed_with = max(0, due[row.invoice_id]), None
             row.state = "carried" if row.amount_cents and row.invoice_id != ended else "ended"
             session.add(row)
+
+    def _ended_there(self, claim: Claim, invoice_id: str, found: StripeInvoice) -> Outcome:
+        """Somebody ended the invoice at Stripe, so nothing is collected with it. What it carried waits for the next."""
+
+        def effect(session: Session) -> None:
+            main = session.get(PushedInvoice, invoice_id)
+            assert main is not None
+            note_end_at_stripe(session, main, found)
+            self._carry(session, claim, invoice_id, ended=invoice_id)
+
+        return Outcome(result={"skipped": f"the invoice is {found.status} at Stripe"}, effect=effect)
 
     def _no_push(self, claim: Claim, push: PushInvoice) -> Effect:
         def effect(session: Session) -> None:

@@ -22,6 +22,7 @@ from billing.payments.settings import PaymentSettings
 from billing.payments.settlement import (
     check_refund,
     leave_page,
+    note_end_at_stripe,
     record_dispute,
     settle_invoice,
     settle_top_up,
@@ -139,7 +140,7 @@ class EventHandler:
             note = settle_invoice(session, self._books, found, payments)
             row = session.get(PushedInvoice, found.our_id) if found.our_id and note is None else None
             if row is not None and found.status in ("void", "uncollectible"):
-                dunning.collected(session, row.invoice_id, state="ended")
+                note_end_at_stripe(session, row, found)
             return note
 
         return apply

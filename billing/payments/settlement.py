@@ -56,6 +56,28 @@ def settle_invoice(
     return None
 
 
+def note_end_at_stripe(session: Session, row: PushedInvoice, invoice: StripeInvoice) -> None:
+    """End the dunning of an invoice that was voided or written off at Stripe, with an alarm if Tenora did not ask for
+    it: the books still have the debt.
+    """
+    dunning.collected(session, row.invoice_id, state="ended")
+    asked = select(PaymentOperation.id).where(
+        PaymentOperation.tenant_id == row.tenant_id,
+        PaymentOperation.kind == "end_invoice",
+        col(PaymentOperation.content)["invoice_id"].as_string() == row.invoice_id,
+    )
+    if row.state == "ended" or session.exec(asked.limit(1)).first() is not None:
+        return
+    raise_alarm(
+        session,
+        kind="ended_at_stripe",
+        tenant_id=row.tenant_id,
+        message=f"{invoice.id} was made {invoice.status} at Stripe, and invoice {row.number} ({row.invoice_id}) is "
+        "still owed here. Void it, write it off, or record its payment; nothing collects it any more.",
+        dedupe_key=f"ended_at_stripe:{invoice.id}:{invoice.status}",
+    )
+
+
 def settle_top_up(session: Session, books: Books, payment: StripePayment) -> str | None:
     """Add the credit of a top-up whose payment succeeded, or end one whose payment cannot succeed any more. Returns why
     nothing was done.

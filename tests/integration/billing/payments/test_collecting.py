@@ -6,7 +6,7 @@ from billing.payments import resuming
 from billing.payments.operations import ChargeTopUp, DeductPayment, EndInvoice, PushCreditNote
 from billing.payments.settings import TOP_UP_CENTS_MAX
 from core.db import unit_of_work
-from core.errors import InvalidRequest
+from core.errors import Conflict, InvalidRequest
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -225,3 +225,70 @@ def test_a_stored_operation_that_cannot_be_read_stops_its_own_queue_only(stage):
     following = stage.invoice(one, 700)
     assert stage.work() == ["done"]
     assert stage.of(following).status == "paid"
+
+
+def test_a_cancelled_push_ends_its_invoice_and_frees_what_it_carried(stage):
+    tenant = stage.tenant()
+    small, large = stage.invoice(tenant, 12), stage.invoice(tenant, 700)
+    stage.pass_days(8)
+    assert stage.work() == ["stopped"]
+    with unit_of_work(stage.engine) as session:
+        resuming.resume(session, tenant, cancel=True)
+    stage.pass_days(-8)
+    assert stage.value("SELECT state FROM pushed_invoices WHERE invoice_id = :i", i=large) == "ended"
+    following = stage.invoice(tenant, 100)
+    assert stage.work() == ["done"]
+    assert (stage.of(following).status, stage.of(following).total) == ("paid", 112)
+    assert (stage.due(small), stage.due(large)) == (0, 700)
+
+
+def test_the_push_of_an_invoice_that_stripe_has_finalized_ends_when_it_is_voided_there(stage):
+    tenant = stage.tenant()
+    small = stage.invoice(tenant, 12)
+    stage.sdk.v1.customers.balance_transactions.create(
+        stage.customer(tenant), {"amount": -100, "currency": "usd", "description": "by hand"}
+    )
+    invoice = stage.invoice(tenant, 700)
+    assert stage.work() == ["stopped"]
+    with pytest.raises(Conflict, match="Void it at Stripe"), unit_of_work(stage.engine) as session:
+        resuming.resume(session, tenant, cancel=True)
+    stage.sdk.v1.invoices.void_invoice(stage.of(invoice).id)
+    stage.sdk.v1.customers.delete(stage.customer(tenant))
+    with unit_of_work(stage.engine) as session:
+        resuming.resume(session, tenant, cancel=False)
+    assert stage.work() == ["done"]
+    assert "ended_at_stripe" in stage.alarms()
+    assert stage.rows("SELECT invoice_id, state, pushed_with FROM pushed_invoices ORDER BY created_at") == [
+        {"invoice_id": small, "state": "carried", "pushed_with": None},
+        {"invoice_id": invoice, "state": "ended", "pushed_with": None},
+    ]
+
+
+@pytest.mark.parametrize(("end", "status"), [("void_invoice", "void"), ("mark_uncollectible", "uncollectible")])
+@pytest.mark.parametrize("heard", [False, True])
+def test_an_invoice_that_was_ended_at_stripe_is_an_alarm_and_ends_its_dunning(stage, end, status, heard):
+    tenant = stage.tenant("chargeDeclinedInsufficientFunds")
+    invoice = stage.invoice(tenant, 700)
+    stage.work()
+    getattr(stage.sdk.v1.invoices, end)(stage.of(invoice).id)
+    if heard:
+        stage.receive()
+    else:  # its event was lost, and the next attempt finds it
+        stage.pass_days(3)
+        stage.dunning.run_once()
+        assert stage.work() == ["done"]
+    assert stage.case(invoice)["state"] == "ended"
+    assert stage.alarms() == ["ended_at_stripe"]
+    assert stage.of(invoice).status == status
+
+
+@pytest.mark.parametrize("how", ["void", "uncollectible"])
+def test_an_end_that_tenora_asked_for_is_no_alarm(stage, how):
+    tenant = stage.tenant("chargeDeclinedInsufficientFunds")
+    invoice = stage.invoice(tenant, 700)
+    stage.work()
+    stage.enqueue(tenant, EndInvoice(invoice_id=invoice, how=how))
+    assert stage.work() == ["done"]
+    stage.receive()
+    assert stage.case(invoice)["state"] == "ended"
+    assert stage.alarms() == []
