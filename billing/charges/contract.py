@@ -22,14 +22,15 @@ from billing.subscriptions.discounts import read_discounts
 from billing.subscriptions.terms import calendars_of
 from billing.views import PriceView
 
-# An hour costs what is in force at its start, and belongs to the period in which it was counted.
+# An hour costs what is in force at its start, and belongs to the period in which it was counted. That may be after the
+# tenant has left: its last hours are metered after its final invoice.
 _RESOURCES: Final = sa.text("""
 SELECT r.kind, r.adapter_id, n.name AS adapter_name, r.base_model, r.rank_class,
     CASE WHEN r.counted_at >= r.hour + interval '1 hour' THEN date_trunc('month', r.hour, 'UTC') END AS late_for,
     width_bucket(r.hour, cast(:borders AS timestamptz[])) AS stretch, sum(r.units)::numeric AS units
 FROM resource_hours r
 LEFT JOIN adapter_names n ON n.adapter_id = r.adapter_id AND n.tenant_id = r.tenant_id
-WHERE r.tenant_id = :tenant_id AND r.counted_at >= :start AND r.counted_at < :end
+WHERE r.tenant_id = :tenant_id AND r.counted_at >= :start AND r.counted_at < :end AND r.hour < :ended
 GROUP BY 1, 2, 3, 4, 5, 6, 7 ORDER BY 1, 2, 5, 6, 7
 """)
 
@@ -95,16 +96,19 @@ def split(calendars: CalendarHistory, period: Period) -> Iterator[Period]:
 def _read_resources(
     session: Session, tenant_id: str, terms: TenantTerms, billed: Period, *, unpriced: bool
 ) -> Iterator[ResourceTotal]:
-    """What was counted in the billed time, while the tenant had a subscription."""
+    """What was counted in the billed time, of hours that began while the tenant had a subscription."""
     priced = any(span.version is not None and span.version.card.has_resource_prices for span in terms.prices)
-    end = billed.end if terms.ended is None else min(billed.end, terms.ended)
-    if not (priced or unpriced) or end <= billed.start:
+    if not (priced or unpriced):
         return
     borders = sorted({span.begins for span in terms.prices} | ({terms.joined} if terms.joined else set()))
     versions = [terms.version_at(border) for border in borders]
     found = session.connection().execute(
-        _RESOURCES, {"tenant_id": tenant_id, "start": billed.start, "end": end, "borders": borders}
-    )
+        _RESOURCES,
+        {
+            "tenant_id": tenant_id, "start": billed.start, "end": billed.end, "ended": terms.ended or billed.end,
+            "borders": borders,
+        },
+    )  # fmt: skip
     for kind, adapter_id, adapter_name, base_model, rank_class, late_for, stretch, units in found:
         version = versions[stretch - 1] if stretch else None
         if version is not None:

@@ -28,7 +28,7 @@ _LAST_INSTANT: Final = HOUR - timedelta(microseconds=1)
 
 _READ: Final[Mapping[ResourceLineKind, Callable[[Session, datetime], list[ResourceUse]]]] = {
     "adapter_storage": sources.storage,
-    "pinned_slots": lambda session, hour: sources.pins(session, hour, hour + HOUR),
+    "pinned_slots": lambda session, hour: sources.pins(session, hour, hour + HOUR, subscribed=True),
     "cold_loads": sources.cold_loads,
 }
 

@@ -12,13 +12,17 @@ from core import clock
 from core.ids import first_id_of_ms
 
 _STORED: Final = sa.text("""
-SELECT tenant_id, adapter_id, base_model, rank_class, revision_id, digest, stored_bytes, begins, ends
-FROM stored_revisions WHERE begins < :end AND (ends IS NULL OR ends > :start)
+SELECT tenant_id, adapter_id, base_model, rank_class, revision_id, digest, stored_bytes, begins,
+    least(ends, ended_at) AS ends
+FROM stored_revisions LEFT JOIN subscriptions USING (tenant_id)
+WHERE begins < :end AND (ends IS NULL OR ends > :start)
 """)
 
 _PINNED: Final = sa.text("""
-SELECT tenant_id, adapter_id, base_model, rank_class, begins, ends
-FROM pinned_slots WHERE begins < :end AND (ends IS NULL OR ends > :start)
+SELECT tenant_id, adapter_id, base_model, rank_class, begins,
+    CASE WHEN :subscribed THEN least(ends, ended_at) ELSE ends END AS ends
+FROM pinned_slots LEFT JOIN subscriptions USING (tenant_id)
+WHERE begins < :end AND (ends IS NULL OR ends > :start)
 """)
 
 # The ids of transfers are in the order of time, which makes this a range of the primary key.
@@ -46,7 +50,7 @@ _CLOCKS_APART: Final = timedelta(hours=1)
 
 
 def storage(session: Session, hour: datetime) -> list[ResourceUse]:
-    """The byte-seconds of ready revisions in an hour, from acceptance until the tenant deleted the adapter."""
+    """The byte-seconds of ready revisions in an hour, from acceptance until the tenant deleted the adapter or left."""
     rows = session.connection().execute(_STORED, {"start": hour, "end": hour + HOUR}).mappings()
     return storage_in(
         hour,
@@ -60,9 +64,9 @@ def storage(session: Session, hour: datetime) -> list[ResourceUse]:
     )
 
 
-def pins(session: Session, start: datetime, end: datetime) -> list[ResourceUse]:
-    """The slot-milliseconds of pins in a span of time."""
-    rows = session.connection().execute(_PINNED, {"start": start, "end": end}).mappings()
+def pins(session: Session, start: datetime, end: datetime, *, subscribed: bool = False) -> list[ResourceUse]:
+    """The slot-milliseconds of pins in a span of time; only until their tenants left, if ``subscribed``."""
+    rows = session.connection().execute(_PINNED, {"start": start, "end": end, "subscribed": subscribed}).mappings()
     return pins_in(
         start,
         end,

@@ -134,6 +134,31 @@ def test_an_hour_that_is_metered_after_its_period_was_invoiced_is_on_the_next_in
     assert (late.quantity, late.late_for) == (1, resources.hour.replace(day=1, hour=0))
 
 
+def test_the_last_hours_of_a_tenant_that_left_are_billed_until_it_left(resources):
+    """They are metered after its final invoice, and are on a supplementary one."""
+    tenant = resources.tenant()
+    adapter = resources.adapter(tenant)
+    resources.revision(tenant, adapter, GB, ready_at=resources.hour)
+    resources.pin(tenant, adapter, resources.hour)
+    ended_at = resources.hour + 2.5 * HOUR
+    resources.stage.change("UPDATE subscriptions SET ended_at = :at WHERE tenant_id = :t", at=ended_at, t=tenant)
+    assert close_tenant(resources.engine, tenant, ended_at, scheduled=True) is None, "nothing is metered yet"
+    resources.meter()
+    resources.runner().run_once()
+    made = close_tenant(resources.engine, tenant, resources.stage.now())
+    assert made.kind == "supplementary"
+    lines = resources.stage.invoice(made.id).lines
+    assert {
+        kind: sum(line.quantity for line in lines if line.kind == kind) for kind in ("adapter_storage", "pinned_slots")
+    } == {
+        "adapter_storage": 2.5,
+        "pinned_slots": 2.5,
+    }
+    assert sum(line.amount_nanos for line in lines) == 250_000 + 125_000_000
+    with unit_of_work(resources.engine) as session:
+        assert ledger.balance_nanos(session, AccountRef("usage_unbilled", tenant)) == 0
+
+
 def test_an_hour_costs_what_was_in_force_at_its_start(resources):
     tenant = resources.tenant()
     dear = new_id("pl")
