@@ -44,7 +44,7 @@ class Payments:
         self.jobs = [
             Job("stripe_events", settings.payments_poll_ms, self._handle_events),
             Job("stripe_events_listed", 1_000 * settings.payments_catch_up_s, self._catch_up),
-            Job("dunning", _DUNNING_EVERY_MS, DunningRounds(engine, settings).run_once),
+            Job("dunning", _DUNNING_EVERY_MS, DunningRounds(engine, settings, books).run_once),
             Job("payment_queues", 10_000, self._count_stopped),
         ]
         where = "the simulator, no real money" if stripe.stripe_api_base else "Stripe"

@@ -235,6 +235,9 @@ class Collector:
         except StripeCardDeclined as declined:
             how: Failure = "needs_owner" if declined.needs_owner else "hard" if declined.is_hard else "declined"
             return CollectionAttempt(how=how, reason=declined.message, hosted_url=found.hosted_url, method=method)
+        except StripeRefused:
+            if self._account.invoice(found.id).status == "open":
+                raise  # otherwise the owner paid at the same moment
         return CollectionAttempt(how="paid", reason="")
 
     def _carries_rest(self, claim: Claim, steps: Steps, stripe_invoice: str, invoice_id: str) -> Effect | None:
@@ -305,6 +308,8 @@ class Collector:
         Locks the invoices, then the dunning, then the queue, then its rows: the order of everybody who holds several.
         """
         found, payments = read_payments(self._account, stripe_invoice)
+        # A card that was saved during the attempt: its event found no case to wake, or one that is in an attempt.
+        retries_now = attempt is not None and found.status == "open" and self._has_other_card(claim, attempt.method)
 
         def book(session: Session) -> None:
             settle_invoice(session, self._books, found, payments)
@@ -312,7 +317,13 @@ class Collector:
             assert main is not None
             if found.status == "open" and attempt is not None:
                 dunning.attempt_failed(
-                    session, main, found.remaining_cents, attempt, self._queues.settings, self._queues.clock
+                    session,
+                    main,
+                    found.remaining_cents,
+                    attempt,
+                    self._queues.settings,
+                    self._queues.clock,
+                    retries_now=retries_now,
                 )
             self._queues.keep(session, claim)
             for row in collected_with(session, invoice_id):
@@ -323,6 +334,11 @@ class Collector:
         how = "none: its end waits" if attempt is None else attempt.how
         result = {"stripe_invoice": stripe_invoice, "status": found.status, "attempt": how}
         return Outcome(result=result | ({"reason": attempt.reason} if attempt and attempt.reason else {}), effect=book)
+
+    def _has_other_card(self, claim: Claim, tried: str | None) -> bool:
+        assert claim.customer_id is not None, "an invoice was collected from it"
+        default = self._account.customer(claim.customer_id).default_payment_method
+        return default not in (None, tried)
 
     def _in(self, invoice_id: str, *statuses: str) -> Find:
         def find(_since: datetime, _until: datetime) -> StripeInvoice | None:

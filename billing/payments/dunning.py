@@ -14,9 +14,11 @@ from sqlmodel import Session, col, select
 from billing.each_tenant import each_tenant
 from billing.notifications.outbox import notify
 from billing.payments import outbox, standings
+from billing.payments.books import Books
 from billing.payments.models import DunningCase, PaymentQueue, PushedInvoice
 from billing.payments.operations import PayInvoice
 from billing.payments.outcomes import CollectionAttempt
+from billing.payments.pushed_invoices import collected_with
 from billing.payments.queue import Clock
 from billing.payments.settings import PaymentSettings
 from billing.payments.standings import OPEN_CASES
@@ -49,8 +51,12 @@ def attempt_failed(
     attempt: CollectionAttempt,
     settings: PaymentSettings,
     clock: Clock,
+    *,
+    retries_now: bool,
 ) -> None:
-    """Record a failed attempt, decide about the next, and inform the tenant."""
+    """Record a failed attempt, decide about the next, and inform the tenant. ``retries_now`` attempts again at once,
+    because the customer has another card since.
+    """
     now = tenant_now(session, invoice.tenant_id, clock)
     case = session.get(DunningCase, invoice.invoice_id, with_for_update=True)
     if case is None:
@@ -72,6 +78,8 @@ def attempt_failed(
     if case.state == "retrying":
         case.next_attempt_at = next_attempt(case.started_at, now, settings.payments_dunning_days)
         case.state = "retrying" if case.next_attempt_at is not None else "exhausted"
+    if retries_now:
+        case.next_attempt_at = now
     session.add(case)
     session.flush()
     _inform(session, invoice, due_cents, case)
@@ -110,9 +118,10 @@ def collected(session: Session, invoice_id: str, *, state: str = "paid") -> None
 class DunningRounds:
     """The worker's look at open cases."""
 
-    def __init__(self, engine: Engine, settings: PaymentSettings, clock: Clock = database_now) -> None:
+    def __init__(self, engine: Engine, settings: PaymentSettings, books: Books, clock: Clock = database_now) -> None:
         self._engine = engine
         self._settings = settings
+        self._books = books
         self._clock = clock
 
     def run_once(self) -> None:
@@ -133,15 +142,22 @@ class DunningRounds:
         each_tenant(tenant_ids, "dunning", self._round)
 
     def _round(self, tenant_id: str) -> None:
-        """Locks cases, then the standing, then the queue: the order of everybody who holds several of them."""
+        """Nothing follows for an invoice of which our books say that nothing is owed, whatever Stripe still says.
+
+        Reads invoices, then locks cases, then the standing, then the queue: the order of all that hold several of them.
+        """
         with unit_of_work(self._engine) as session:
             now = tenant_now(session, tenant_id, self._clock)
-            cases = session.exec(
+            wanted = (
                 select(DunningCase)
                 .where(DunningCase.tenant_id == tenant_id, col(DunningCase.state).in_(OPEN_CASES))
                 .order_by(col(DunningCase.started_at), col(DunningCase.invoice_id))
-                .with_for_update()
-            ).all()
+            )
+            settled = [case.invoice_id for case in session.exec(wanted) if not self._owes(session, case.invoice_id)]
+            cases = session.exec(wanted.with_for_update().execution_options(populate_existing=True)).all()
+            for invoice_id in settled:
+                collected(session, invoice_id, state="ended")
+            cases = [case for case in cases if case.state in OPEN_CASES]
             overdue = [case for case in cases if not case.suspended and case.suspends_at <= now]
             for case in overdue:
                 case.suspended = True
@@ -153,6 +169,12 @@ class DunningRounds:
                     case.attempts, case.next_attempt_at = case.attempts + 1, None
                     outbox.enqueue(session, tenant_id, PayInvoice(invoice_id=case.invoice_id, attempt=case.attempts))
             session.add_all(cases)
+
+    def _owes(self, session: Session, invoice_id: str) -> bool:
+        """Whether something is due of what the invoice at Stripe collects."""
+        return any(
+            self._books.amount_due_cents(session, each.invoice_id) > 0 for each in collected_with(session, invoice_id)
+        )
 
 
 def _inform(session: Session, invoice: PushedInvoice, due_cents: int, case: DunningCase) -> None:

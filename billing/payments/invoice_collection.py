@@ -6,9 +6,11 @@ from typing import Literal
 
 from sqlmodel import Session
 
+from billing.invoices.queries import read_invoice
 from billing.invoices.views import InvoiceDocument
-from billing.payments import outbox
+from billing.payments import dunning, outbox
 from billing.payments.operations import DeductPayment, EndInvoice, PushCreditNote, PushedLine, PushInvoice
+from billing.payments.pushed_invoices import collected_with, collecting
 from billing.payments.settings import DESCRIPTION_LENGTH_MAX
 from billing.views import LINE_KINDS_IN_WORDS, InvoiceLineView
 
@@ -55,6 +57,8 @@ def push_credit_note(
         ("balance", balance_cents),
         ("refund", refund_cents),
     )
+    if due_cents:
+        _end_dunning_if_settled(session, invoice_id)
     for to, amount_cents in parts:
         if amount_cents:
             part = PushCreditNote(
@@ -70,6 +74,7 @@ def push_credit_note(
 def deduct(session: Session, *, tenant_id: str, invoice_id: str, paid_cents: int, payment: str) -> None:
     """Queue that a part of an invoice was paid in another way than by Stripe; ``payment`` names it."""
     memo = f"Paid outside Stripe, {payment}"[:DESCRIPTION_LENGTH_MAX]
+    _end_dunning_if_settled(session, invoice_id)
     operation = DeductPayment(payment_id=payment, invoice_id=invoice_id, amount_cents=paid_cents, memo=memo)
     outbox.enqueue(session, tenant_id, operation)
 
@@ -77,8 +82,20 @@ def deduct(session: Session, *, tenant_id: str, invoice_id: str, paid_cents: int
 def end(
     session: Session, *, tenant_id: str, invoice_id: str, how: Literal["void", "uncollectible", "paid_elsewhere"]
 ) -> None:
-    """Queue the end of an invoice's collection."""
+    """Queue the end of an invoice's collection. Its dunning ends at once, also while Stripe does not answer."""
+    dunning.collected(session, invoice_id, state="ended")
+    _end_dunning_if_settled(session, invoice_id)
     outbox.enqueue(session, tenant_id, EndInvoice(invoice_id=invoice_id, how=how))
+
+
+def _end_dunning_if_settled(session: Session, invoice_id: str) -> None:
+    """A tenant is not suspended for what it does not owe. Called before the queue is locked, as in ``dunning``."""
+    main = collecting(session, invoice_id)
+    if main is None:
+        return
+    parts = collected_with(session, main.invoice_id)
+    if not any(read_invoice(session, each.invoice_id).amount_due_cents for each in parts):
+        dunning.collected(session, main.invoice_id, state="ended")
 
 
 def _text(line: InvoiceLineView) -> str:

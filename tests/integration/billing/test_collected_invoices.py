@@ -98,3 +98,37 @@ def test_a_paid_top_up_is_a_paid_lot_of_credit(collected):
     payments.receive()
     assert collected.balance("credits_paid", tenant) == -cents_to_nanos(2_500)
     assert collected.balance("cash") == cents_to_nanos(2_500)
+
+
+@pytest.mark.parametrize("how", ["transfer", "note", "void", "write_off"])
+def test_an_invoice_that_is_settled_while_stripe_is_down_suspends_nobody_and_restores_at_once(collected, how):
+    stage, payments = collected.stage, collected.payments
+    tenant, invoice = collected.invoice(card=None)
+    payments.work()
+    payments.pass_days(14)
+    payments.dunning.run_once()
+    assert payments.standing(tenant) == "suspended"
+    with unit_of_work(stage.engine) as session:  # no operation runs from here on
+        match how:
+            case "transfer":
+                record_payment(session, invoice_id=invoice.id, amount_cents=600, source="manual", reference="17")
+            case "note":
+                credit_notes.issue_credit_note(
+                    session, invoice_id=invoice.id, to="amount_due", reason="Outage", amount_cents=600
+                )
+            case "void":
+                endings.void_invoice(session, invoice_id=invoice.id, reason="wrong plan")
+            case "write_off":
+                endings.write_off(session, invoice_id=invoice.id, reason="gone")
+    assert (payments.case(invoice.id)["state"], payments.standing(tenant)) == ("ended", "good")
+
+
+def test_an_invoice_that_is_paid_in_part_by_hand_stays_in_dunning(collected):
+    stage, payments = collected.stage, collected.payments
+    tenant, invoice = collected.invoice(card=None)
+    payments.work()
+    with unit_of_work(stage.engine) as session:
+        record_payment(session, invoice_id=invoice.id, amount_cents=500, source="manual", reference="transfer 17")
+    payments.pass_days(14)
+    payments.dunning.run_once()
+    assert payments.standing(tenant) == "suspended"

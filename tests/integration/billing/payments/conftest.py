@@ -41,7 +41,7 @@ class PaymentStage:
         self.performer = Performer(self.account, self.queues, self.books)
         self.runner = PaymentRunner(self.queues, self.performer)
         self.events = EventHandler(engine, self.account, self.books, self.settings, self.clock)
-        self.dunning = DunningRounds(engine, self.settings, self.clock)
+        self.dunning = DunningRounds(engine, self.settings, self.books, self.clock)
         self.seen: set[str] = set()
         with engine.begin() as connection:
             connection.execute(sa.text(TABLES))

@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from billing.payments.dunning import next_attempt
+from billing.stripe_errors import StripeCardDeclined
 from core.db import unit_of_work
+from core.ids import new_id
 
 pytestmark = pytest.mark.timeout(120)
 START = datetime(2026, 11, 1, tzinfo=UTC)
@@ -135,3 +137,78 @@ def test_a_test_clock_moves_dunning_without_waiting(stage):
     assert stage.standing(tenant) == "suspended"
     with unit_of_work(stage.engine) as session:
         assert stage.clock(session) < datetime.now(UTC) + timedelta(hours=1)  # real time moved 0
+
+
+@pytest.mark.parametrize("card", ["chargeDeclinedInsufficientFunds", "chargeDeclinedLostCard"])
+@pytest.mark.parametrize("day", [0, 7])
+def test_a_card_that_is_saved_during_an_attempt_is_tried_at_once(stage, monkeypatch, card, day):
+    tenant = stage.tenant("chargeDeclinedInsufficientFunds" if day else card)
+    if day:
+        invoice = stage.invoice(tenant, 4_000)
+        stage.work()
+        stage.change("UPDATE dunning_cases SET next_attempt_at = started_at + interval '7 days'")
+        stage.pass_days(day)
+        stage.dunning.run_once()
+    else:
+        invoice = stage.invoice(tenant, 4_000)
+    pay = stage.account.pay_invoice
+
+    def pay_and_save(*arguments, **options):
+        try:
+            return pay(*arguments, **options)
+        except StripeCardDeclined:
+            stage.save_card(tenant, "visa")
+            stage.receive()
+            raise
+
+    monkeypatch.setattr(stage.account, "pay_invoice", pay_and_save)
+    assert stage.work() == ["done"]
+    assert stage.of(invoice).status == "open"
+    stage.dunning.run_once()
+    assert stage.work() == ["done"]
+    assert (stage.of(invoice).status, stage.case(invoice)["state"]) == ("paid", "paid")
+
+
+def test_a_card_that_was_tried_already_is_not_tried_again_because_of_its_late_event(stage):
+    tenant = stage.tenant("chargeDeclinedInsufficientFunds")
+    invoice = stage.invoice(tenant, 4_000)
+    stage.work()
+    stage.pass_days(3)
+    stage.dunning.run_once()
+    stage.save_card(tenant, "chargeDeclinedInsufficientFunds")
+    stage.receive()  # wakes the case, and the queued attempt takes the new card
+    stage.work()
+    stage.dunning.run_once()
+    assert stage.work() == []
+    assert attempts(stage, invoice) == 2
+
+
+def test_an_owner_that_pays_at_the_moment_of_an_attempt_stops_no_queue(stage, monkeypatch):
+    tenant = stage.tenant()
+    invoice = stage.invoice(tenant, 4_000)
+    pay = stage.account.pay_invoice
+
+    def pay_twice(*arguments, **options):
+        pay(arguments[0], key=new_id("req"))
+        return pay(*arguments, **options)
+
+    monkeypatch.setattr(stage.account, "pay_invoice", pay_twice)
+    assert stage.work() == ["done"]
+    assert (stage.of(invoice).status, stage.due(invoice), stage.case(invoice)) == ("paid", 0, None)
+    assert stage.rows("SELECT amount_cents FROM test_payments") == [{"amount_cents": 4_000}]
+
+
+@pytest.mark.parametrize("is_suspended", [False, True])
+def test_a_tenant_that_owes_nothing_is_not_suspended_although_stripe_does_not_know_it(stage, is_suspended):
+    tenant = stage.tenant("chargeDeclinedInsufficientFunds")
+    invoice, other = stage.invoice(tenant, 4_000), stage.invoice(tenant, 5_000)
+    stage.work()
+    stage.pass_days(14)
+    if is_suspended:
+        stage.dunning.run_once()
+        assert stage.standing(tenant) == "suspended"
+    stage.change("UPDATE test_invoices SET due_cents = 0")
+    stage.change("UPDATE dunning_cases SET next_attempt_at = started_at + interval '14 days'")
+    stage.dunning.run_once()
+    assert (stage.case(invoice)["state"], stage.case(other)["state"]) == ("ended", "ended")
+    assert stage.standing(tenant) == ("good" if is_suspended else None)
