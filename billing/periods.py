@@ -41,7 +41,9 @@ def aware(instant: datetime, param: str) -> datetime:
     # Compared before it is converted: in UTC, an instant of the year 9999 may be one of the year 10000.
     if not datetime(YEAR_FIRST, 1, 1, tzinfo=UTC) <= instant < datetime(YEAR_LAST + 1, 1, 1, tzinfo=UTC):
         raise InvalidRequest(
-            f"{param} is {instant.isoformat()}; use an instant of the years {YEAR_FIRST} to {YEAR_LAST}.", param=param
+            f"{param} is {instant.isoformat()}; use an instant of the years {YEAR_FIRST} to {YEAR_LAST}.",
+            code="instant_out_of_range",
+            param=param,
         )
     return instant.astimezone(UTC)
 
