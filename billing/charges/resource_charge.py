@@ -7,7 +7,7 @@ amount is exact and cut once, below one nanodollar.
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
-from decimal import ROUND_DOWN, Decimal, localcontext
+from decimal import ROUND_UP, Decimal, localcontext
 from typing import Final, NamedTuple
 
 from billing.charges.lines import DraftInvoiceLine
@@ -93,7 +93,9 @@ def _line(of: ResourceTotal, units: int) -> DraftInvoiceLine | None:
 
 
 def _shown(units: int, scale: int) -> Decimal:
-    """The quantity in the unit of its price, cut to nine places. The amount is computed from the whole units."""
+    """The quantity in the unit of its price, with nine places. The amount is computed from the whole units; the quantity
+    is rounded up, so that no line costs more than its quantity.
+    """
     with localcontext() as context:
         context.prec = 50
-        return max((Decimal(units) / scale).quantize(_SHOWN, rounding=ROUND_DOWN), _SHOWN)
+        return (Decimal(units) / scale).quantize(_SHOWN, rounding=ROUND_UP)

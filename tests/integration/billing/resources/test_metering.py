@@ -86,6 +86,16 @@ def test_a_kill_at_any_statement_loses_and_doubles_no_hour(resources, statement)
     assert resources.units("pinned_slots") == dict.fromkeys(hours, 3_600_000)
 
 
+def test_a_pin_whose_hours_have_no_exact_decimal_is_invoiced(resources):
+    """The database refuses a line that costs more than its quantity."""
+    tenant = resources.tenant(msgspec.structs.replace(FREE, pinned_slot_hour_nanos=72_000_000))
+    resources.pin(tenant, "ad_p", resources.hour)
+    resources.pin(tenant, "ad_p", resources.hour + timedelta(milliseconds=1), pinned=False)
+    resources.meter()
+    line = lines_of(resources, tenant)["pinned_slots"]
+    assert (str(line.quantity), line.amount_nanos) == ("2.78E-7", 20)
+
+
 def test_an_invoice_has_a_line_for_each_resource_and_the_ledger_its_sum(resources):
     tenant = resources.tenant()
     adapter = resources.adapter(tenant)

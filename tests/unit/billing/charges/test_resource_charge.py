@@ -51,7 +51,7 @@ def test_what_has_no_price_has_no_line():
 
 def test_a_line_shows_nine_places_and_costs_its_exact_units():
     (line,) = resource_charge([total("pinned_slots", 1_200_001)])
-    assert (line.quantity, line.amount_nanos) == (Decimal("0.333333611"), 50_000_000 * 1_200_001 // 3_600_000)
+    assert (line.quantity, line.amount_nanos) == (Decimal("0.333333612"), 50_000_000 * 1_200_001 // 3_600_000)
     (line,) = resource_charge([total("adapter_storage", 1)])
     assert (line.quantity, line.amount_nanos) == (Decimal("0.000000001"), 0)
 
@@ -117,4 +117,4 @@ def test_a_line_is_cut_once_below_one_nanodollar(totals):
     assert 0 <= exact - sum(line.amount_nanos for line in lines) < max(1, 2 * len(totals))
     for line in lines:
         difference = Fraction(line.quantity) * line.unit_price_nanos - line.amount_nanos
-        assert abs(difference) <= 1 + Fraction(line.unit_price_nanos, 10**9)
+        assert 0 <= difference <= 1 + Fraction(line.unit_price_nanos, 10**9)
