@@ -7,10 +7,13 @@ Fails closed: a range that is not known to be public is refused.
 
 import re
 import socket
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LookupTimeout
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from threading import Condition
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -23,7 +26,8 @@ Resolve = Callable[[str, int], Sequence[str]]
 """From host and port to IP addresses as text. Raises OSError."""
 
 _PORTS_FROM: Final = 1_024
-_LOOKUPS_MAX: Final = 8
+_LOOKUPS_MAX: Final = 32
+_LOOKUPS_OF_TENANT_MAX: Final = 4  # a host that never answers holds its thread longer than its caller
 _LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _PRINTABLE: Final = re.compile(r"[!-\[\]-~]+")  # ASCII without spaces, control characters and the backslash
 
@@ -106,29 +110,28 @@ def is_allowed(address: str, *, allow_loopback: bool) -> bool:
 
 
 class HostLookup:
-    """Looks hosts up and checks every answer. A lookup that hangs holds one of a few threads, never the caller."""
+    """Looks hosts up and checks every answer. A lookup that hangs holds one of the few threads of its tenant, never the
+    caller, and leaves the other threads to other tenants.
+    """
 
     def __init__(self, *, allow_loopback: bool, timeout_ms: int, resolve: Resolve | None = None) -> None:
         self._allow_loopback = allow_loopback
         self._timeout_ms = timeout_ms
         self._resolve = resolve or _resolve
         self._threads = ThreadPoolExecutor(_LOOKUPS_MAX, thread_name_prefix="host-lookup")
+        self._ended = Condition()
+        self._running: Counter[str] = Counter()
 
     @property
     def allow_loopback(self) -> bool:
         """Whether loopback addresses and http are allowed."""
         return self._allow_loopback
 
-    def addresses(self, target: WebhookTarget) -> list[str]:
+    def addresses(self, target: WebhookTarget, *, tenant_id: str) -> list[str]:
         """The allowed IP addresses of the host, without doubles. Raises Unprocessable if there is none, or if any of
         them is not allowed: a host with one private address can lead there at any time.
         """
-        lookup = self._threads.submit(self._resolve, target.host, target.port)
-        try:
-            found = list(dict.fromkeys(lookup.result(self._timeout_ms / 1000)))
-        except (OSError, UnicodeError, LookupTimeout):
-            lookup.cancel()
-            found = []
+        found = self._look_up(target, tenant_id)
         if not found:
             raise Unprocessable(
                 f"address: the host {target.host} has no IP address. Check its name, and try again.",
@@ -142,6 +145,29 @@ class HostLookup:
                 param="address",
             )
         return found
+
+    def _look_up(self, target: WebhookTarget, tenant_id: str) -> list[str]:
+        """What the host resolves to. Nothing where there is no answer in time, or the tenant's other lookups hang."""
+        until = time.monotonic() + self._timeout_ms / 1000
+        with self._ended:
+            if not self._ended.wait_for(
+                lambda: self._running[tenant_id] < _LOOKUPS_OF_TENANT_MAX, until - time.monotonic()
+            ):
+                return []
+            self._running[tenant_id] += 1
+        lookup = self._threads.submit(self._resolve, target.host, target.port)
+        lookup.add_done_callback(lambda _: self._end(tenant_id))
+        try:
+            return list(dict.fromkeys(lookup.result(max(0, until - time.monotonic()))))
+        except (OSError, UnicodeError, LookupTimeout):
+            lookup.cancel()
+            return []
+
+    def _end(self, tenant_id: str) -> None:
+        with self._ended:
+            self._running[tenant_id] -= 1
+            self._running += Counter()  # keeps no tenant without lookups
+            self._ended.notify_all()
 
     def close(self) -> None:
         """Accept no further lookups."""

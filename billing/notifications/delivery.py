@@ -60,7 +60,7 @@ class Courier:
             body=body,
             secrets=[self._box.open(sealed, delivery.endpoint_id) for sealed in delivery.sealed_secrets],
         )
-        return self._webhooks.send(delivery.address, headers, body)
+        return self._webhooks.send(delivery.address, headers, body, tenant_id=delivery.tenant_id)
 
     def _email(self, delivery: ClaimedDelivery) -> SendResult:
         if self._sender is None:

@@ -40,11 +40,11 @@ class WebhookSender:
         self._tls = tls or ssl.create_default_context()
         self._user_agent = f"Tenora-Webhooks/{version('tenora')}"
 
-    def send(self, url: str, headers: Mapping[str, str], body: str) -> SendResult:
-        """POST the body once. Never raises for what the receiver or the network does."""
+    def send(self, url: str, headers: Mapping[str, str], body: str, *, tenant_id: str) -> SendResult:
+        """POST the body once, for a tenant. Never raises for what the receiver or the network does."""
         try:
             target = parse_webhook(url, allow_loopback=self._hosts.allow_loopback)
-            addresses = self._hosts.addresses(target)
+            addresses = self._hosts.addresses(target, tenant_id=tenant_id)
         except AppError as refused:
             return SendResult(error=refused.message)
         try:

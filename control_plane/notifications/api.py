@@ -46,7 +46,7 @@ class NotificationEndpoints(Controller):
         replay for an Idempotency-Key has `secret: null`. An e-mail address gets a message with a code, and is active
         once it is confirmed.
         """
-        notification_rules.check(data.kind, data.address)
+        notification_rules.check(data.kind, data.address, tenant_id=principal.own_tenant_id)
         return idempotent.run(
             lambda session: service.create(
                 session, notification_rules, data, tenant_id=principal.own_tenant_id, actor=principal.key_id
@@ -89,7 +89,7 @@ class NotificationEndpoints(Controller):
         if data.status == "active":
             with unit_of_work(engine) as session:
                 found = endpoints.get(session, tenant_id=principal.own_tenant_id, endpoint_id=endpoint_id)
-            notification_rules.check(found.kind, found.address)
+            notification_rules.check(found.kind, found.address, tenant_id=principal.own_tenant_id)
         with unit_of_work(engine) as session:
             return service.change(
                 session, data, tenant_id=principal.own_tenant_id, endpoint_id=endpoint_id, actor=principal.key_id

@@ -32,7 +32,7 @@ class NotificationRules:
             allow_loopback=settings.notifications_allow_loopback, timeout_ms=settings.notifications_resolve_ms
         )
 
-    def check(self, kind: str, address: str) -> None:
+    def check(self, kind: str, address: str, *, tenant_id: str) -> None:
         """Look a webhook's host up, outside of any transaction. Raises Unprocessable where this installation cannot
         deliver, and what ``addresses`` raises for an address that is not allowed.
         """
@@ -43,7 +43,7 @@ class NotificationRules:
             )
         if kind == "webhook":
             allow_loopback = self.settings.notifications_allow_loopback
-            self._hosts.addresses(parse_webhook(address, allow_loopback=allow_loopback))
+            self._hosts.addresses(parse_webhook(address, allow_loopback=allow_loopback), tenant_id=tenant_id)
         elif self.settings.notifications_email_from is None:
             raise Unprocessable(
                 "kind: this installation sends no e-mail. Use a webhook, or ask its operator to set "

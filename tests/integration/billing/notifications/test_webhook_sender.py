@@ -20,7 +20,8 @@ def send():
     def send(url: str, *, resolve=None, allow_loopback: bool = True, timeout_ms: int = 5_000, tls=None):
         hosts = HostLookup(allow_loopback=allow_loopback, timeout_ms=5_000, resolve=resolve)
         opened.append(hosts)
-        return WebhookSender(hosts, timeout_ms=timeout_ms, response_bytes_max=1_000, tls=tls).send(url, HEADERS, "{}")
+        sender = WebhookSender(hosts, timeout_ms=timeout_ms, response_bytes_max=1_000, tls=tls)
+        return sender.send(url, HEADERS, "{}", tenant_id="tn_1")
 
     yield send
     for each in opened:

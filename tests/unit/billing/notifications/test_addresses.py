@@ -2,6 +2,7 @@
 
 import ipaddress
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -103,7 +104,7 @@ def test_host_headers_name_ports_and_brackets_only_where_needed():
 def lookup(*answers: str, allow_loopback: bool = False) -> list[str]:
     hosts = HostLookup(allow_loopback=allow_loopback, timeout_ms=5_000, resolve=lambda _host, _port: answers)
     try:
-        return hosts.addresses(parse_webhook("https://example.com/", allow_loopback=False))
+        return hosts.addresses(parse_webhook("https://example.com/", allow_loopback=False), tenant_id="tn_1")
     finally:
         hosts.close()
 
@@ -125,7 +126,7 @@ def test_one_private_answer_among_public_ones_refuses_the_host(private):
 def test_other_ways_to_write_loopback_resolve_to_it_and_are_refused(host):
     hosts = HostLookup(allow_loopback=False, timeout_ms=5_000)
     with pytest.raises(Unprocessable):
-        hosts.addresses(parse_webhook(f"https://{host}/", allow_loopback=False))
+        hosts.addresses(parse_webhook(f"https://{host}/", allow_loopback=False), tenant_id="tn_1")
     hosts.close()
 
 
@@ -139,7 +140,31 @@ def test_a_lookup_that_hangs_does_not_hold_its_caller():
     release = threading.Event()
     hosts = HostLookup(allow_loopback=False, timeout_ms=50, resolve=lambda _host, _port: release.wait(60) and [])
     with pytest.raises(Unprocessable) as refused:
-        hosts.addresses(parse_webhook("https://example.com/", allow_loopback=False))
+        hosts.addresses(parse_webhook("https://example.com/", allow_loopback=False), tenant_id="tn_1")
     assert refused.value.code == "webhook_host_not_found"
     release.set()
+    hosts.close()
+
+
+def test_hosts_of_one_tenant_that_hang_leave_lookups_to_other_tenants():
+    hanging, release = threading.Semaphore(0), threading.Event()
+
+    def resolve(host: str, _port: int) -> list[str]:
+        if host != "good.example":
+            hanging.release()
+            release.wait(60)
+        return ["1.1.1.1"]
+
+    hosts = HostLookup(allow_loopback=False, timeout_ms=20_000, resolve=resolve)
+
+    def found(host: str, tenant_id: str) -> list[str]:
+        return hosts.addresses(parse_webhook(f"https://{host}/", allow_loopback=False), tenant_id=tenant_id)
+
+    with ThreadPoolExecutor(40) as callers:
+        waiting = [callers.submit(found, f"hangs-{number}.example", "tn_1") for number in range(40)]
+        for _ in range(4):
+            assert hanging.acquire(timeout=20)
+        assert found("good.example", "tn_2") == ["1.1.1.1"]
+        release.set()
+        assert [each.result() for each in waiting] == [["1.1.1.1"]] * 40
     hosts.close()
