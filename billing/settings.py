@@ -118,6 +118,12 @@ class BillingSettings(InvoiceSettings):
     billing_reconcile_s: int = Field(
         default=3_600, ge=60, le=86_400, description="How often billing compares engines, ledger and invoices."
     )
+    billing_reconcile_full_s: int = Field(
+        default=86_400,
+        ge=60,
+        le=2_592_000,
+        description="How often a reconciliation also adds up every record again.",
+    )
     billing_reconcile_settle_s: int = Field(
         default=300,
         ge=0,

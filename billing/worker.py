@@ -240,7 +240,11 @@ def _jobs(
     resources = ResourceMeters(engine, resource_settings)
     grace = timedelta(seconds=settings.billing_grace_s)
     reconciliation = ReconciliationSchedule(
-        engine, run_limits(settings), every=timedelta(seconds=settings.billing_reconcile_s)
+        engine,
+        redis,
+        run_limits(settings),
+        every=timedelta(seconds=settings.billing_reconcile_s),
+        full_every=timedelta(seconds=settings.billing_reconcile_full_s),
     )
     top_ups = None if StripeSettings().stripe_api_key is None else CardTopUps()
     invoice_now = partial(close_tenant, engine, kind="threshold")

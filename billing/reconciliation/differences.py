@@ -53,7 +53,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CountedHour(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica's requests of one tenant and hour as its engine and as the ledger counted them. The ledger's tokens
+    """One replica's requests of one tenant and hour as its engine and as the ledger counted them. The ledger's prompts
     are without aborted prefills, which engines do not count. Its page-time is what engines measured.
     """
 
@@ -61,8 +61,10 @@ class CountedHour(msgspec.Struct, frozen=True, kw_only=True):
     replica_id: str
     tenant_id: str
     base_model: str
-    engine_tokens: int
-    ledger_tokens: int
+    engine_prompt_tokens: int
+    ledger_prompt_tokens: int
+    engine_output_tokens: int
+    ledger_output_tokens: int
     engine_kv_page_ms: int
     ledger_kv_page_ms: int
 
@@ -76,42 +78,42 @@ class NamedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     request_id: str
-    engine_tokens: int
-    ledger_tokens: int
+    engine_prompt_tokens: int
+    ledger_prompt_tokens: int
+    engine_output_tokens: int
+    ledger_output_tokens: int
     engine_kv_page_ms: int
     ledger_kv_page_ms: int
     was_lost: bool
 
 
 def explain(counted: CountedHour, requests: Sequence[NamedRequest]) -> list[Difference]:
-    """The differences of one hour: none, in tokens, in page-time or both."""
+    """The differences of one hour, in prompts, in output and in page-time. Each is compared by itself: one that is too
+    high does not hide another that is too low.
+    """
     found = []
-    sides: list[tuple[DifferenceUnit, int, int, dict[str, int]]] = [
-        (
-            "token",
-            counted.engine_tokens,
-            counted.ledger_tokens,
-            {one.request_id: one.engine_tokens - one.ledger_tokens for one in requests if one.was_lost},
-        ),
-        (
-            "page_millisecond",
-            counted.engine_kv_page_ms,
-            counted.ledger_kv_page_ms,
-            {one.request_id: one.engine_kv_page_ms - one.ledger_kv_page_ms for one in requests},
-        ),
-    ]
-    for unit, expected, in_ledger, tails in sides:
+    sides: tuple[tuple[str, str, DifferenceUnit], ...] = (
+        ("prompt_tokens", "prompt tokens", "token"),
+        ("output_tokens", "output tokens", "token"),
+        ("kv_page_ms", "KV page time", "page_millisecond"),
+    )
+    for name, words, unit in sides:
+        expected, in_ledger = getattr(counted, f"engine_{name}"), getattr(counted, f"ledger_{name}")
         if expected == in_ledger:
             continue
-        explained = sum(tails.values())
+        tails = {
+            one.request_id: getattr(one, f"engine_{name}") - getattr(one, f"ledger_{name}")
+            for one in requests
+            if one.was_lost or unit == "page_millisecond"
+        }
         found.append(
             Difference(
                 kind="engine_ledger",
-                subject=counted.replica_id,
+                subject=f"{counted.replica_id}: {words}",
                 unit=unit,
                 expected=expected,
                 found=in_ledger,
-                explained=explained,
+                explained=sum(tails.values()),
                 replica_id=counted.replica_id,
                 tenant_id=counted.tenant_id,
                 base_model=counted.base_model,

@@ -22,16 +22,18 @@ _HOUR: Final = timedelta(hours=1)
 # The first hour that engines reported is left out: engines that were started before it did not report.
 _COUNTED: Final = """
 WITH engines AS (
-    SELECT hour, replica_id, tenant_id, base_model, sum(prompt_tokens + output_tokens)::bigint AS tokens,
-        sum(kv_page_ms)::bigint AS kv_page_ms, max(changed_at) AS changed_at
+    SELECT hour, replica_id, tenant_id, base_model, sum(prompt_tokens)::bigint AS prompt_tokens,
+        sum(output_tokens)::bigint AS output_tokens, sum(kv_page_ms)::bigint AS kv_page_ms,
+        max(changed_at) AS changed_at
     FROM engine_usage_hours {hours} GROUP BY 1, 2, 3, 4
 ), ledger AS (
-    SELECT hour, replica_id, tenant_id, base_model, input_tokens - aborted_prefill_tokens + output_tokens AS tokens,
-        kv_measured_page_ms AS kv_page_ms, changed_at
+    SELECT hour, replica_id, tenant_id, base_model, input_tokens - aborted_prefill_tokens AS prompt_tokens,
+        output_tokens, kv_measured_page_ms AS kv_page_ms, changed_at
     FROM usage_replica_hours {hours}
 ), both_sides AS (
     SELECT hour, replica_id, tenant_id, base_model,
-        coalesce(e.tokens, 0) AS engine_tokens, coalesce(l.tokens, 0) AS ledger_tokens,
+        coalesce(e.prompt_tokens, 0) AS engine_prompt_tokens, coalesce(l.prompt_tokens, 0) AS ledger_prompt_tokens,
+        coalesce(e.output_tokens, 0) AS engine_output_tokens, coalesce(l.output_tokens, 0) AS ledger_output_tokens,
         coalesce(e.kv_page_ms, 0) AS engine_kv_page_ms, coalesce(l.kv_page_ms, 0) AS ledger_kv_page_ms,
         greatest(e.changed_at, l.changed_at) > :settled_before AS waits
     FROM engines e FULL JOIN ledger l USING (hour, replica_id, tenant_id, base_model)
@@ -41,17 +43,20 @@ WITH engines AS (
 # One statement for both, so that they see the same snapshot. Its first row, without an hour, has the totals.
 _FOUND: Final = """
 SELECT NULL AS hour, NULL AS replica_id, NULL AS tenant_id, NULL AS base_model,
-    coalesce(sum(engine_tokens), 0)::bigint AS engine_tokens,
-    coalesce(sum(ledger_tokens), 0)::bigint AS ledger_tokens,
+    coalesce(sum(engine_prompt_tokens), 0)::bigint AS engine_prompt_tokens,
+    coalesce(sum(ledger_prompt_tokens), 0)::bigint AS ledger_prompt_tokens,
+    coalesce(sum(engine_output_tokens), 0)::bigint AS engine_output_tokens,
+    coalesce(sum(ledger_output_tokens), 0)::bigint AS ledger_output_tokens,
     coalesce(sum(engine_kv_page_ms), 0)::bigint AS engine_kv_page_ms,
     coalesce(sum(ledger_kv_page_ms), 0)::bigint AS ledger_kv_page_ms,
     count(DISTINCT hour) AS hours, count(*) FILTER (WHERE waits) AS waiting
 FROM both_sides
 UNION ALL
-SELECT hour, replica_id, tenant_id, base_model, engine_tokens, ledger_tokens, engine_kv_page_ms, ledger_kv_page_ms,
-    0, 0
+SELECT hour, replica_id, tenant_id, base_model, engine_prompt_tokens, ledger_prompt_tokens, engine_output_tokens,
+    ledger_output_tokens, engine_kv_page_ms, ledger_kv_page_ms, 0, 0
 FROM both_sides
-WHERE NOT waits AND (engine_tokens <> ledger_tokens OR engine_kv_page_ms <> ledger_kv_page_ms)
+WHERE NOT waits AND (engine_prompt_tokens, engine_output_tokens, engine_kv_page_ms)
+    <> (ledger_prompt_tokens, ledger_output_tokens, ledger_kv_page_ms)
 ORDER BY hour NULLS FIRST, replica_id, tenant_id, base_model
 """
 _CHANGED: Final = sa.text("""
@@ -63,8 +68,9 @@ ORDER BY 1
 
 # Requests of one hour that an engine named, and those that were lost with their engine, which could name none.
 _NAMED: Final = sa.text("""
-SELECT e.request_id, e.replica_id, e.tenant_id, e.base_model, e.prompt_tokens + e.output_tokens AS engine_tokens,
-    coalesce(r.tokens, 0) AS ledger_tokens, coalesce(e.kv_page_ms, 0) AS engine_kv_page_ms,
+SELECT e.request_id, e.replica_id, e.tenant_id, e.base_model, e.prompt_tokens AS engine_prompt_tokens,
+    coalesce(r.prompt_tokens, 0) AS ledger_prompt_tokens, e.output_tokens AS engine_output_tokens,
+    coalesce(r.output_tokens, 0) AS ledger_output_tokens, coalesce(e.kv_page_ms, 0) AS engine_kv_page_ms,
     coalesce(r.kv_page_ms, 0) AS ledger_kv_page_ms,
     r.outcome IS NULL OR r.outcome IN ('gateway_gone', 'replica_gone') AS was_lost
 FROM (
@@ -72,14 +78,15 @@ FROM (
         sum(output_tokens)::bigint AS output_tokens, sum(kv_page_ms)::bigint AS kv_page_ms
     FROM engine_ended_requests WHERE request_id >= :low AND request_id < :high GROUP BY 1, 2, 3, 4
 ) e LEFT JOIN LATERAL (
-    SELECT sum(input_tokens - aborted_prefill_tokens + output_tokens)::bigint AS tokens, min(outcome) AS outcome,
+    SELECT sum(input_tokens - aborted_prefill_tokens)::bigint AS prompt_tokens,
+        sum(output_tokens)::bigint AS output_tokens, min(outcome) AS outcome,
         sum(kv_page_ms) FILTER (WHERE kv_measured)::bigint AS kv_page_ms
     FROM usage_records r
     WHERE r.request_id IN (e.request_id, e.request_id || '\\:rest') AND r.replica_id = e.replica_id
 ) r ON true
 UNION ALL
 SELECT min(request_id), replica_id, tenant_id, base_model, 0,
-    sum(input_tokens - aborted_prefill_tokens + output_tokens)::bigint, 0,
+    sum(input_tokens - aborted_prefill_tokens)::bigint, 0, sum(output_tokens)::bigint, 0,
     coalesce(sum(kv_page_ms) FILTER (WHERE kv_measured), 0)::bigint, true
 FROM usage_records r
 WHERE request_id >= :low AND request_id < :high AND outcome IN ('gateway_gone', 'replica_gone')
@@ -98,10 +105,22 @@ class EngineTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     hours: int
     waiting: int
-    engine_tokens: int
-    ledger_tokens: int
+    engine_prompt_tokens: int
+    ledger_prompt_tokens: int
+    engine_output_tokens: int
+    ledger_output_tokens: int
     engine_kv_page_ms: int
     ledger_kv_page_ms: int
+
+    @property
+    def engine_tokens(self) -> int:
+        """Prompts and output that engines counted."""
+        return self.engine_prompt_tokens + self.engine_output_tokens
+
+    @property
+    def ledger_tokens(self) -> int:
+        """Prompts and output in the ledger."""
+        return self.ledger_prompt_tokens + self.ledger_output_tokens
 
 
 class EngineCheck(NamedTuple):

@@ -12,8 +12,9 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.reconciliation.differences import Difference, DifferenceUnit
+from billing.reconciliation.differences import Difference
 from billing.reconciliation.invoice_check import check_invoices
+from billing.reconciliation.sums_check import check_sums
 from billing.reconciliation.transfer_rules import ACCOUNTS
 from core import clock
 from core.ids import first_id_of_ms
@@ -60,72 +61,6 @@ WHERE coalesce(r.nanos, 0) <> coalesce(l.usage, 0) OR coalesce(j.nanos, 0) <> co
     OR coalesce(m.nanos, 0) <> coalesce(l.amendment, 0)
 ORDER BY tenant_id
 """)
-_SUMS: Final = sa.text("""
-WITH records AS (
-    SELECT tenant_id, base_model, date_trunc('hour', settled_at, 'UTC') AS hour,
-        sum(input_tokens + output_tokens) AS tokens, sum(kv_page_ms) AS kv_page_ms, sum(amount_nanos) AS nanos
-    FROM usage_now GROUP BY 1, 2, 3
-), sums AS (
-    SELECT tenant_id, base_model, hour, sum(input_tokens + output_tokens) AS tokens, sum(kv_page_ms) AS kv_page_ms,
-        sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos) AS nanos
-    FROM usage_hours GROUP BY 1, 2, 3
-)
-SELECT tenant_id, base_model, hour,
-    coalesce(r.tokens, 0)::bigint AS tokens, coalesce(s.tokens, 0)::bigint AS tokens_summed,
-    coalesce(r.kv_page_ms, 0)::bigint AS kv_page_ms, coalesce(s.kv_page_ms, 0)::bigint AS kv_page_ms_summed,
-    coalesce(r.nanos, 0)::bigint AS nanos, coalesce(s.nanos, 0)::bigint AS nanos_summed
-FROM records r FULL JOIN sums s USING (tenant_id, base_model, hour)
-WHERE (coalesce(r.tokens, 0), coalesce(r.kv_page_ms, 0), coalesce(r.nanos, 0))
-    IS DISTINCT FROM (coalesce(s.tokens, 0), coalesce(s.kv_page_ms, 0), coalesce(s.nanos, 0))
-ORDER BY hour, tenant_id, base_model
-""")
-_DAY_SUMS: Final = sa.text("""
-WITH hours AS (
-    SELECT tenant_id, base_model, date_trunc('day', hour, 'UTC') AS hour,
-        sum(input_tokens + output_tokens) AS tokens, sum(kv_page_ms) AS kv_page_ms,
-        sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos) AS nanos
-    FROM usage_hours GROUP BY 1, 2, 3
-), days AS (
-    SELECT tenant_id, base_model, day AS hour, sum(input_tokens + output_tokens) AS tokens,
-        sum(kv_page_ms) AS kv_page_ms, sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos) AS nanos
-    FROM usage_days GROUP BY 1, 2, 3
-)
-SELECT tenant_id, base_model, hour,
-    coalesce(h.tokens, 0)::bigint AS tokens, coalesce(d.tokens, 0)::bigint AS tokens_summed,
-    coalesce(h.kv_page_ms, 0)::bigint AS kv_page_ms, coalesce(d.kv_page_ms, 0)::bigint AS kv_page_ms_summed,
-    coalesce(h.nanos, 0)::bigint AS nanos, coalesce(d.nanos, 0)::bigint AS nanos_summed
-FROM hours h FULL JOIN days d USING (tenant_id, base_model, hour)
-WHERE (coalesce(h.tokens, 0), coalesce(h.kv_page_ms, 0), coalesce(h.nanos, 0))
-    IS DISTINCT FROM (coalesce(d.tokens, 0), coalesce(d.kv_page_ms, 0), coalesce(d.nanos, 0))
-ORDER BY hour, tenant_id, base_model
-""")
-# ``lows`` are the first request ids of each hour, in order: a search in them is far cheaper than to decode every id.
-_REPLICA_SUMS: Final = sa.text("""
-WITH records AS (
-    SELECT (CAST(:hours AS timestamptz[]))[
-            width_bucket(CAST(request_id AS text) COLLATE "C", CAST(:lows AS text[]))
-        ] AS hour, replica_id, tenant_id, base_model,
-        sum(input_tokens - aborted_prefill_tokens + output_tokens) AS tokens,
-        coalesce(sum(kv_page_ms) FILTER (WHERE kv_measured), 0) AS kv_page_ms
-    FROM usage_records GROUP BY 1, 2, 3, 4
-), sums AS (
-    SELECT hour, replica_id, tenant_id, base_model, input_tokens - aborted_prefill_tokens + output_tokens AS tokens,
-        kv_measured_page_ms AS kv_page_ms
-    FROM usage_replica_hours
-)
-SELECT hour, replica_id, tenant_id, base_model,
-    coalesce(r.tokens, 0)::bigint AS tokens, coalesce(s.tokens, 0)::bigint AS tokens_summed,
-    coalesce(r.kv_page_ms, 0)::bigint AS kv_page_ms, coalesce(s.kv_page_ms, 0)::bigint AS kv_page_ms_summed
-FROM records r FULL JOIN sums s USING (hour, replica_id, tenant_id, base_model)
-WHERE (coalesce(r.tokens, 0), coalesce(r.kv_page_ms, 0))
-    IS DISTINCT FROM (coalesce(s.tokens, 0), coalesce(s.kv_page_ms, 0))
-ORDER BY hour, replica_id, tenant_id, base_model
-""")
-_PARTS: Final[tuple[tuple[DifferenceUnit, str], ...]] = (
-    ("token", "tokens"),
-    ("page_millisecond", "kv_page_ms"),
-    ("nanodollar", "nanos"),
-)
 
 
 def check_new(session: Session, since: datetime) -> list[Difference]:
@@ -135,14 +70,13 @@ def check_new(session: Session, since: datetime) -> list[Difference]:
 
 
 def check_all(session: Session) -> list[Difference]:
-    """Every transfer and invoice; causes against transfers, by tenant; sums against records, by tenant and hour."""
+    """Every transfer and invoice; causes against transfers, by tenant; sums against what they are made of."""
     beginning = clock.from_ms(0)
     return [
         *_transfers(session, _FIRST_TRANSFER),
         *check_invoices(session, beginning),
         *_causes(session),
-        *_sums(session),
-        *_replica_sums(session),
+        *check_sums(session),
     ]
 
 
@@ -179,41 +113,6 @@ def _causes(session: Session) -> Iterator[Difference]:
                     found=row[f"{kind}_leg"],
                     tenant_id=row["tenant_id"],
                 )
-
-
-def _sums(session: Session) -> Iterator[Difference]:
-    for row in _rows(session, _SUMS):
-        yield from _summed(row, "usage_hours")
-    for row in _rows(session, _DAY_SUMS):
-        yield from _summed(row, "usage_days")
-
-
-def _replica_sums(session: Session) -> Iterator[Difference]:
-    hours = list(
-        session.connection()
-        .execute(sa.text("SELECT DISTINCT hour FROM usage_replica_hours WHERE hour > to_timestamp(0) ORDER BY 1"))
-        .scalars()
-    )
-    if hours:
-        lows = [first_id_of_ms("req", clock.to_ms(hour)) for hour in hours]
-        for row in _rows(session, _REPLICA_SUMS, hours=hours, lows=lows):
-            yield from _summed(row, "usage_replica_hours")
-
-
-def _summed(row: dict[str, Any], table: str) -> Iterator[Difference]:  # any column
-    for unit, name in _PARTS:
-        if name in row and row[name] != row[f"{name}_summed"]:
-            yield Difference(
-                kind="sums_records",
-                subject=table,
-                unit=unit,
-                expected=row[name],
-                found=row[f"{name}_summed"],
-                replica_id=row.get("replica_id"),
-                tenant_id=row["tenant_id"],
-                base_model=row["base_model"],
-                hour=row["hour"],
-            )
 
 
 def _rows(session: Session, statement: sa.TextClause, **parameters: Any) -> list[dict[str, Any]]:  # any column

@@ -1,8 +1,9 @@
-"""Runs a reconciliation, stores its result, and lists results. Hourly it reads only what changed since the last run.
+"""Runs a reconciliation, stores its result, and lists results. Hourly it reads only what changed since the last run,
+daily everything.
 
 The differences of a run are all that stand: hours that differed before are read again, and what only a full run reads,
 or what is written once, is carried over. So a run of what changed finds what a full one finds; only the full one also
-adds up every record again.
+adds up every record again. A run after one that found more differences than are stored reads everything.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,13 +11,14 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
+import redis as redis_client
 import sqlalchemy as sa
 import structlog
 from sqlmodel import Session, col, select
 
 from billing import metrics
 from billing.locks import serialize_decision
-from billing.reconciliation import ledger_check
+from billing.reconciliation import audit, ledger_check
 from billing.reconciliation.differences import Difference
 from billing.reconciliation.engine_check import EngineCheck, changed_hours, check_engines
 from billing.reconciliation.models import ReconciliationDifference, ReconciliationRun
@@ -53,7 +55,9 @@ def run_limits(settings: BillingSettings) -> RunLimits:
 
 
 def run(engine: sa.Engine, limits: RunLimits, *, full: bool = False) -> ReconciliationRunDetail:
-    """Compare, store the result and set the alarm metrics. Without an earlier run, it is a full one."""
+    """Compare, store the result and set the alarm metrics. It is a full run where there is no last one, or where the last
+    one did not store all that it found.
+    """
     with unit_of_work(engine) as session:
         for setting in _SESSION:
             session.connection().exec_driver_sql(f"SET LOCAL {setting}")
@@ -64,21 +68,44 @@ def run(engine: sa.Engine, limits: RunLimits, *, full: bool = False) -> Reconcil
 
 
 class ReconciliationSchedule:
-    """The worker's look at whether a run is due. Several workers may have one: the first does the run."""
+    """The worker's look at whether a run is due, and whether it is a full one. Several workers may have one: the first
+    does the run.
+    """
 
-    def __init__(self, engine: sa.Engine, limits: RunLimits, *, every: timedelta) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        redis: redis_client.Redis,
+        limits: RunLimits,
+        *,
+        every: timedelta,
+        full_every: timedelta,
+    ) -> None:
         self._engine = engine
+        self._redis = redis
         self._limits = limits
         self._every = every
+        self._full_every = full_every
 
     def run_once(self) -> None:
         """Run if the last run is older than the interval. The metrics describe the last run of any worker."""
         with unit_of_work(self._engine) as session:
             last, now = newest_run(session), database_now(session)
-        if last is None or last.started_at <= now - self._every:
-            run(self._engine, self._limits)
-        else:
+            full = session.exec(
+                select(sa.func.max(ReconciliationRun.started_at)).where(ReconciliationRun.mode == "full")
+            ).one()
+        if last is not None and last.started_at > now - self._every:
             _alarm(last)
+            return
+        run(self._engine, self._limits, full=full is None or full <= now - self._full_every)
+        self._measure_totals()
+
+    def _measure_totals(self) -> None:
+        """Set the metrics of what only totals show: engines do not report cached tokens by tenant and hour."""
+        with unit_of_work(self._engine) as session:
+            found = audit.reconcile(session, self._redis)
+        metrics.EXCESS_CACHED_TOKENS.set(found.excess_cached_tokens)
+        metrics.LEDGER_DRIFT_NANOS.set(found.ledger_drift_nanos)
 
 
 def list_runs(session: Session, *, limit: int, before: str | None = None) -> list[ReconciliationRunView]:
@@ -133,7 +160,7 @@ def _run(session: Session, limits: RunLimits, *, full: bool) -> ReconciliationRu
     now = database_now(session)
     last = newest_run(session)
     settled_before = now - limits.settle
-    if full or last is None:
+    if full or last is None or len(last.differences) >= limits.differences_max:
         since = None
         checked = check_engines(session, None, settled_before=settled_before)
         others = [*ledger_check.check_all(session), *check_stripe(session)]

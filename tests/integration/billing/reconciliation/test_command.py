@@ -30,7 +30,10 @@ def test_it_exits_with_1_where_something_is_not_explained_and_with_0_otherwise(s
     done = reconcile()
     assert done.returncode == 1, done.stderr
     assert "unexplained: 1 tokens, 0 page-milliseconds, 0 nanodollars in 1 differences" in done.stdout
-    assert f"engine_ledger rep_1 {tenant} smollm2-135m-instruct {reconciled.hour.isoformat()}" in done.stdout
+    assert (
+        f"engine_ledger rep_1: output tokens {tenant} smollm2-135m-instruct {reconciled.hour.isoformat()}"
+        in done.stdout
+    )
     late = reconciled.event(tenant, input_tokens=0, cached_tokens=0, output_tokens=1, kv_page_ms=0)
     stage.bill(late)
     reconciled.report(tenant_id=tenant, requests=2, prompt_tokens=100, output_tokens=21, kv_page_ms=1_601)

@@ -2,14 +2,17 @@
 
 from typing import get_args
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
 from billing.invoices import closing
 from billing.invoices.payments import record_payment
 from billing.ledger import AccountRef, TransferKind, _open_accounts
+from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.reconciliation.transfer_rules import ACCOUNTS
 from core.db import unit_of_work
+from tests.integration.billing.conftest import PRICES
 
 LEGS = "INSERT INTO entries VALUES (:id, :debit, :nanos), (:id, :credit, -:nanos)"
 WHOLE = "INSERT INTO transfers (id, kind, created_at) VALUES (:id, :kind, now())"
@@ -89,11 +92,45 @@ def test_a_changed_record_differs_from_its_sums_and_from_its_transfer(ledger, re
     assert found(reconciled) == [], "only a full run adds up the records again"
     assert found(reconciled, full=True) == [
         ("records_transfers", f"{tenant}: usage", "nanodollar", 600),
-        ("sums_records", "usage_hours", "nanodollar", 600),
-        ("sums_records", "usage_hours", "token", 1),
-        ("sums_records", "usage_replica_hours", "token", 1),
+        ("sums_records", "usage_hours: output_nanos", "nanodollar", 600),
+        ("sums_records", "usage_hours: output_tokens", "token", 1),
+        ("sums_records", "usage_replica_hours: output_tokens", "token", 1),
     ]
     assert len(found(reconciled)) == 4, "what a full run found stands in the next run"
+
+
+@pytest.mark.parametrize(
+    ("table", "first", "second"),
+    [
+        ("usage_hours", "input_tokens", "output_tokens"),
+        ("usage_hours", "input_nanos", "cached_input_nanos"),
+        ("usage_days", "cached_tokens", "input_tokens"),
+        ("usage_days", "output_nanos", "kv_nanos"),
+        ("usage_months key_1", "input_tokens", "output_tokens"),
+        ("usage_months key_1", "cached_tokens", "amount_nanos"),
+        ("usage_replica_hours", "kv_page_ms", "output_tokens"),
+    ],
+)
+def test_a_sum_that_is_too_high_does_not_hide_another_that_is_too_low(ledger, reconciled, table, first, second):
+    tenant = ledger.tenant()
+    ledger.bill(ledger.event(tenant))
+    ledger.change(
+        f"UPDATE {table.split()[0]} SET {first} = {first} + 3, {second} = {second} - 3 WHERE tenant_id = :t", t=tenant
+    )
+    differences = {(kind, subject, off) for kind, subject, _, off in found(reconciled, full=True)}
+    assert differences >= {("sums_records", f"{table}: {first}", -3), ("sums_records", f"{table}: {second}", 3)}
+
+
+def test_months_hold_what_tiers_changed_in_them(stage, reconciled):
+    tiers = (PriceTier(unit_price_nanos=600, up_to=10), PriceTier(unit_price_nanos=400, up_to=None))
+    price = TieredPrice(quantity="output_tokens", mode="graduated", tiers=tiers)
+    tenant = stage.tenant(card=msgspec.structs.replace(PriceCard.of_all_models(PRICES), tiers=(price,)))
+    stage.bill(stage.event(tenant))
+    stage.close()
+    assert stage.value("SELECT usage_nanos FROM usage_adjustments") == -10 * 200
+    assert found(reconciled, full=True) == []
+    stage.change("UPDATE usage_months SET amount_nanos = 0 WHERE key_id = ''")
+    assert found(reconciled, full=True) == [("sums_records", "usage_months no key: amount_nanos", "nanodollar", -2_000)]
 
 
 def test_a_changed_invoice_differs_from_its_lines_and_its_transfer(ledger, reconciled):
@@ -217,4 +254,7 @@ def test_an_adjustment_without_its_transfer_is_found_by_a_full_run(ledger, recon
             {"t": tenant},
         ),
     )
-    assert found(reconciled, full=True) == [("adjustments_transfers", f"{tenant}: adjustment", "nanodollar", 9)]
+    assert found(reconciled, full=True) == [
+        ("adjustments_transfers", f"{tenant}: adjustment", "nanodollar", 9),
+        ("sums_records", "usage_months no key: amount_nanos", "nanodollar", 9),
+    ]
