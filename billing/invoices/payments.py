@@ -15,6 +15,7 @@ from billing.invoices.models import Invoice
 from billing.invoices.queries import read_invoice
 from billing.invoices.statuses import EventChange, InvoiceState
 from billing.ledger import AccountRef, Leg, Posting
+from billing.locks import serialize_decision
 from billing.views import InvoiceView
 from core.errors import Conflict, InvalidRequest
 from core.ids import new_id
@@ -48,6 +49,7 @@ def record_payment(
             param="amount_cents",
         )
     invoice, state = lock_invoice(session, invoice_id)
+    serialize_decision(session, f"the payment {source}:{reference}")  # another tenant may be said to have made it
     known = session.exec(
         select(InvoiceEvent).where(InvoiceEvent.source == source, InvoiceEvent.reference == reference)
     ).first()

@@ -1,6 +1,7 @@
 """Payments, credit notes, voids and write-offs of final invoices: what is due, who owes what, and what is refused."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,6 +16,7 @@ from billing.tax.parties import Seller
 from core.contracts.grants import Prices
 from core.db import unit_of_work
 from core.errors import AppError, Conflict, InvalidRequest
+from tests.conftest import wait_until
 
 CENT = Prices(input_nanos=10_000_000, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
 
@@ -281,6 +283,22 @@ def test_a_payment_is_recorded_once_and_a_second_one_is_a_surplus(desk):
         desk.pay(invoice, 9_999, reference="pi_same")
     with refused("invalid_value", InvalidRequest):
         desk.pay(invoice, 0)
+
+
+def test_one_wire_that_two_tenants_are_said_to_have_paid_at_once_is_refused_for_the_second(stage, desk):
+    invoice, other = desk.invoice(10_000), Desk(stage).invoice(10_000)
+    wire = {"amount_cents": 10_000, "source": "manual", "reference": "wire 1"}
+    with ThreadPoolExecutor(1) as second:
+        with unit_of_work(stage.engine) as session:
+            record_payment(session, invoice_id=invoice.id, **wire)
+            beside = second.submit(desk.pay, other, 10_000, source="manual", reference="wire 1")
+            wait_until(
+                lambda: stage.value("SELECT count(*) FROM pg_locks WHERE NOT granted") > 0, what="the second to wait"
+            )
+        with refused("payment_reference_used"):
+            beside.result()
+    with unit_of_work(stage.engine) as session:
+        assert queries.read_invoice(session, other.id).amount_due_cents == 10_000
 
 
 def test_a_refund_is_at_most_what_was_paid_in_money(desk):
