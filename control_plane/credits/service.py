@@ -27,6 +27,12 @@ def grant(session: Session, tenant_id: str, new: NewCredit, *, actor: str) -> Lo
         raise InvalidRequest(
             f"models: {unknown[0]!r} is no base model. GET /api/v1/admin/base-models lists them.", param="models"
         )
+    if new.reference is not None and bought_with(new.reference) is not None:
+        raise InvalidRequest(
+            f"reference: {new.reference!r} names a payment at Stripe, which grants its credit itself. Use a reference "
+            "that does not begin with 'stripe:'.",
+            param="reference",
+        )
     lot = lots.grant(
         session,
         tenant_id=tenant_id,

@@ -81,6 +81,7 @@ def test_unspent_paid_credit_is_refunded_and_a_gift_is_voided(shared_api):
         ({"effective_from": "2030-01-01T00:00:00"}, "effective_from"),
         ({"expires_at": "2020-01-01T00:00:00Z"}, "expires_at"),
         ({"reference": "two words"}, "reference"),
+        ({"reference": "stripe:pi_1"}, "reference"),
         ({"currency": "eur"}, "currency"),
     ],
 )
