@@ -55,8 +55,8 @@ def run_limits(settings: BillingSettings) -> RunLimits:
 
 
 def run(engine: sa.Engine, limits: RunLimits, *, full: bool = False) -> ReconciliationRunDetail:
-    """Compare, store the result and set the alarm metrics. It is a full run where there is no last one, or where the last
-    one did not store all that it found.
+    """Compare, store the result and set the alarm metrics. The first run is a full one, as is one after a run that did
+    not store all that it found.
     """
     with unit_of_work(engine) as session:
         for setting in _SESSION:
