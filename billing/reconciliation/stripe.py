@@ -56,8 +56,11 @@ _RETURNED_CREDIT: Final = sa.text("""
 WITH gone AS (
     SELECT payment_intent, amount_cents - booked_cents AS cents FROM returned_payments
     UNION ALL
-    SELECT content ->> 'payment_intent', (content ->> 'amount_cents')::bigint
-    FROM payment_operations WHERE kind = 'refund_top_up' AND state IN ('pending', 'cancelled')
+    SELECT o.content ->> 'payment_intent', (o.content ->> 'amount_cents')::bigint - (
+        SELECT coalesce(sum(r.amount_cents), 0) FROM returned_payments r
+        WHERE o.state = 'cancelled'
+            AND r.stripe_object IN (SELECT s.object_id FROM payment_steps s WHERE s.operation_id = o.id))
+    FROM payment_operations o WHERE o.kind = 'refund_top_up' AND o.state IN ('pending', 'cancelled')
 ), returned AS (
     SELECT p.payment_intent, p.tenant_id, coalesce(sum(g.cents), 0) AS cents
     FROM received_payments p LEFT JOIN gone g USING (payment_intent)
@@ -72,7 +75,8 @@ FROM returned r FULL JOIN taken t USING (payment_intent)
 WHERE coalesce(r.cents, 0) <> coalesce(t.cents, 0) ORDER BY payment_intent
 """)
 # What credit notes refund, and what went back of the payments of invoices, or is about to. The part of a note that was
-# not paid at Stripe is returned by hand, as are notes of which an admin has cancelled the refund at Stripe.
+# not paid at Stripe is returned by hand, as are notes of which an admin has cancelled the refund; those may be refunded at
+# Stripe by hand, too.
 _RETURNED_OF_INVOICES: Final = sa.text("""
 WITH returned AS (
     SELECT p.tenant_id, sum(r.amount_cents - r.booked_cents) AS cents
@@ -80,7 +84,10 @@ WITH returned AS (
     WHERE p.stripe_invoice IS NOT NULL GROUP BY 1
 ), noted AS (
     SELECT n.tenant_id, sum(CASE o.state
-        WHEN 'done' THEN n.refund_cents - coalesce((o.result ->> 'by_hand_cents')::bigint, 0) ELSE 0 END) AS cents
+        WHEN 'done' THEN n.refund_cents - coalesce((o.result ->> 'by_hand_cents')::bigint, 0)
+        WHEN 'cancelled' THEN (SELECT coalesce(sum(b.amount_cents), 0) FROM returned_payments b
+            WHERE b.stripe_object IN (SELECT s.object_id FROM payment_steps s WHERE s.operation_id = o.id))
+        ELSE 0 END) AS cents
     FROM credit_notes n LEFT JOIN payment_operations o
         ON o.tenant_id = n.tenant_id AND o.dedupe_key = 'note:' || n.id || '\\:refund'
     WHERE n.refund_cents > 0 GROUP BY 1

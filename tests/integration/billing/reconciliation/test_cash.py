@@ -5,6 +5,7 @@ import pytest
 from billing.credits import lots
 from billing.invoices import credit_notes
 from billing.invoices.payments import record_payment
+from billing.payments import resuming
 from billing.payments.operations import ChargeTopUp, RefundTopUp, bought_with
 from core.db import unit_of_work
 from core.ids import new_id
@@ -138,6 +139,54 @@ def test_a_refund_that_fails_is_on_the_balance_and_one_by_hand_is_bad_debt(cash)
         assert cash.cents() == 2_500 + 2_200
         assert cash.collected.balance("bad_debt") == cents_to_nanos(300)
     assert sorted(cash.payments.alarms()) == ["refund_by_hand", "refund_failed"]
+
+
+@pytest.mark.parametrize("bought", [True, False])
+def test_a_cancelled_refund_that_is_made_by_hand_at_stripe_is_booked_once(cash, bought):
+    if bought:
+        tenant = cash.payments.tenant(tenant_id=cash.stage.tenant())
+        cash.refund_credit(cash.top_up(tenant), 150)
+    else:
+        tenant, invoice = cash.collected.invoice()
+        cash.handle()
+        with unit_of_work(cash.stage.engine) as session:
+            credit_notes.issue_credit_note(
+                session, invoice_id=invoice.id, to="refund", reason="Outage", amount_cents=150
+            )
+    cash.payments.change("UPDATE payment_queues SET stopped_at = now(), stopped_reason = 'a test'")
+    with unit_of_work(cash.stage.engine) as session:
+        resuming.resume(session, tenant, cancel=True)
+    cash.handle()
+    for bad_debt in (0, 150):  # the second one is nobody's wish
+        cash.payments.sdk.v1.refunds.create({"charge": cash.charge_of(tenant).id, "amount": 150})
+        for _ in range(2):
+            cash.handle()
+            assert cash.cents() == cash.at_stripe(tenant)
+            assert cash.collected.balance("bad_debt") == cents_to_nanos(bad_debt)
+    assert cash.payments.alarms() == ["refund_by_hand"]
+
+
+@pytest.mark.parametrize("bought", [True, False])
+def test_a_refund_that_was_made_and_then_cancelled_is_recorded_by_its_event(cash, bought):
+    if bought:
+        tenant = cash.payments.tenant(tenant_id=cash.stage.tenant())
+        cash.refund_credit(cash.top_up(tenant), 150)
+    else:
+        tenant, invoice = cash.collected.invoice()
+        cash.handle()
+        with unit_of_work(cash.stage.engine) as session:
+            credit_notes.issue_credit_note(
+                session, invoice_id=invoice.id, to="refund", reason="Outage", amount_cents=150
+            )
+    cash.payments.fail("timeout_after", "/v1/refunds", seconds=4)
+    assert cash.payments.work(1) == ["postponed"]
+    cash.payments.change("UPDATE payment_queues SET stopped_at = now(), stopped_reason = 'a test'")
+    with unit_of_work(cash.stage.engine) as session:
+        resuming.resume(session, tenant, cancel=True)
+    cash.handle()
+    assert cash.cents() == cash.at_stripe(tenant)
+    assert cash.payments.value("SELECT sum(amount_cents) FROM returned_payments") == 150
+    assert cash.payments.alarms() == []
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,11 @@ def test_a_transfer_without_balance_or_with_one_leg_is_named(ledger, reconciled)
         ("INSERT INTO entries VALUES ('tr_zz1', :a, 5)", {"a": account(ledger, "revenue")}),
         (WHOLE, {"id": "tr_zz1", "kind": "usage"}),
     )
-    assert found(reconciled) == [("transfer_balance", "tr_zz1: 1 legs", "nanodollar", -5)]
+    by_hand(ledger, (WHOLE, {"id": "tr_zz2", "kind": "payment"}))
+    assert found(reconciled) == [
+        ("transfer_balance", "tr_zz1: 1 legs", "nanodollar", -5),
+        ("transfer_balance", "tr_zz2: 0 legs", "document", 1),
+    ]
 
 
 def test_a_changed_record_differs_from_its_sums_and_from_its_transfer(ledger, reconciled):
