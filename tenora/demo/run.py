@@ -1,7 +1,7 @@
 """Runs the demo end to end: two tenants fine-tune, upload and call adapters on one shared replica, and are billed.
 
-It compares the token counts of engine, ledger and invoices. The exit status is 1 when the counts differ or a check
-fails, and the output names the difference.
+It compares the token counts of engine, ledger and invoices, and reconciles everything at the end. The exit status is 1
+when anything differs or a check fails, and the output names the difference.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from tenora.demo.engine_counts import EngineCount, read_engine_count
 from tenora.demo.fine_tunes import FineTunes, dataset
 from tenora.demo.flip import Flip, flip_and_roll_back, show_flip, upload_two_revisions
 from tenora.demo.money import show_money
+from tenora.demo.reconciliation import reconcile
 from tenora.demo.report import show_invoice, show_usage, table, write_report
 from tenora.demo.tenants import TENANTS, Tenant, create_tenants, usage_by_adapter
 from tenora.settings import StackSettings
@@ -36,7 +37,7 @@ _LEDGER_CATCHES_UP_S: Final = 30
 
 
 class CountMismatchError(RuntimeError):
-    """Engine, ledger and invoices do not hold the same number of tokens."""
+    """Engine, ledger, invoices and payments do not say the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ def run_demo(settings: StackSettings) -> int:
             wait_until_ready(settings)
             violations = _run_steps(settings, console, fine_tunes, started)
     except CountMismatchError as mismatch:
-        console.print(f"[bold red]The token counts differ.[/] {mismatch}")
+        console.print(f"[bold red]The counts differ.[/] {mismatch}")
         return 1
     finally:
         if not was_up:
@@ -105,6 +106,7 @@ def _run_steps(settings: StackSettings, console: Console, fine_tunes: FineTunes,
     after = read_engine_count(status["redis_url"])
     console.rule("Usage, invoices, reconciliation", align="left")
     report = _bill(admin, (bank, shop), names, before, after, console)
+    reconciled = _reconcile(status, console)
     economics = show_economics(admin, {tenant.id: tenant.name for tenant in (bank, shop)}, console)
     report = {
         "seconds": round(time.monotonic() - started, 1),
@@ -115,6 +117,7 @@ def _run_steps(settings: StackSettings, console: Console, fine_tunes: FineTunes,
         "quota": {"status": answers.quota["status"], "code": answers.quota["code"]},
         "money": money,
         "economics": economics,
+        "reconciliation": {"differences": reconciled},
         **report,
     }
     path = settings.root / "demo-report.json"
@@ -244,6 +247,15 @@ def _bill(
         "tokens": {"engine": engine_tokens, "ledger": ledger_tokens, "invoice": invoiced_tokens},
         "tenants": tenant_rows,
     }
+
+
+def _reconcile(status: dict[str, Any], console: Console) -> int:
+    """Print how many differences a full reconciliation found. Raises CountMismatchError unless there is none."""
+    found = reconcile(status)
+    if found.differences:
+        raise CountMismatchError(f"a full reconciliation found {found.differences} differences:\n{found.output}")
+    console.print("full reconciliation of engines, ledger, invoices and payments: 0 unexplained differences")
+    return found.differences
 
 
 def _wait_for_ledger(tenants: tuple[Tenant, Tenant], engine_tokens: int) -> dict[str, list[dict[str, Any]]]:
