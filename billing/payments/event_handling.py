@@ -18,12 +18,11 @@ from billing.payments.books import Books
 from billing.payments.collecting import read_payments
 from billing.payments.models import PaymentQueue, PushedInvoice, StripeEventRow
 from billing.payments.queue import Clock
+from billing.payments.returned_payments import check_refund, record_dispute
 from billing.payments.settings import PaymentSettings
 from billing.payments.settlement import (
-    check_refund,
     leave_page,
     note_end_at_stripe,
-    record_dispute,
     settle_invoice,
     settle_top_up,
     tenant_of,

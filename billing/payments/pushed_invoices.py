@@ -20,3 +20,11 @@ def collected_with(session: Session, invoice_id: str) -> Sequence[PushedInvoice]
     return session.exec(
         select(PushedInvoice).where(PushedInvoice.pushed_with == invoice_id).order_by(col(PushedInvoice.invoice_id))
     ).all()
+
+
+def invoices_at(session: Session, stripe_invoice: str) -> list[str]:
+    """The ids of the invoices that an invoice at Stripe collects or collected."""
+    main = session.exec(select(PushedInvoice.invoice_id).where(PushedInvoice.stripe_invoice == stripe_invoice)).first()
+    if main is None:
+        return []
+    return sorted({main, *(each.invoice_id for each in collected_with(session, main))})

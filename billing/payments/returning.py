@@ -2,6 +2,7 @@
 operation here only carries out what a credit note or a refund of credit has decided.
 """
 
+import msgspec
 from sqlmodel import Session, col, select
 
 from billing.payments.alarms import raise_alarm
@@ -13,11 +14,14 @@ from billing.payments.operations import PushCreditNote, RefundTopUp
 from billing.payments.outcomes import Outcome, QueueStops
 from billing.payments.pushed_invoices import collecting
 from billing.payments.queue import Claim, PaymentQueues
-from billing.payments.settlement import record_refund, returned_cents
+from billing.payments.returned_payments import record_refund, returned_cents
 from billing.payments.steps import Steps
 from billing.stripe_client import StripeAccount
 from billing.stripe_objects import StripeRefund
 from core.db import unit_of_work
+
+_Plan = tuple[list[tuple[str, int]], int]
+"""How many cents of which payments go back, and how many are left."""
 
 
 class Returner:
@@ -62,7 +66,9 @@ class Returner:
 
     def _refunded(self, steps: Steps, note: PushCreditNote, stripe_invoice: str) -> Outcome:
         refunds, notes = list[StripeRefund](), list[str]()
-        plan, left_cents = self._plan(stripe_invoice, note)
+        # Decided once: what is left of a payment changes when a dispute is opened between two attempts.
+        decided = steps.decide("plan", lambda: msgspec.json.encode(self._plan(stripe_invoice, note)).decode())
+        plan, left_cents = msgspec.json.decode(decided, type=_Plan)
         for number, (intent, amount_cents) in enumerate(plan):
             our_id = note.note_id if number == 0 else f"{note.note_id}:{number}"
             made = self._refund(steps, intent, our_id, amount_cents)
@@ -94,10 +100,8 @@ class Returner:
         result = {"credit_notes": notes, "refunds": [each.id for each in refunds], "by_hand_cents": left_cents}
         return Outcome(result=result, effect=effect)
 
-    def _plan(self, stripe_invoice: str, note: PushCreditNote) -> tuple[list[tuple[str, int]], int]:
-        """From which payments how much goes back, and what is left. The same at every attempt: what this operation
-        returns is recorded when it ends, and no other operation of the tenant runs meanwhile.
-        """
+    def _plan(self, stripe_invoice: str, note: PushCreditNote) -> _Plan:
+        """From which payments how much goes back, and what is left."""
         plan, left_cents = [], note.amount_cents
         with unit_of_work(self._queues.engine) as session:
             payments = session.exec(

@@ -6,9 +6,8 @@ Everything works on objects that were fetched from Stripe just before, never on 
 from collections.abc import Sequence
 
 from sqlalchemy.dialects.postgresql import insert
-from sqlmodel import Session, col, func, select
+from sqlmodel import Session, col, select
 
-from billing.locks import serialize_decision
 from billing.notifications.outbox import notify
 from billing.payments import dunning
 from billing.payments.alarms import raise_alarm
@@ -18,16 +17,14 @@ from billing.payments.models import (
     PaymentQueue,
     PushedInvoice,
     ReceivedPayment,
-    ReturnedPayment,
     TopUp,
 )
 from billing.payments.operations import ChargeTopUp, top_up_reference
 from billing.payments.pushed_invoices import collected_with
-from billing.stripe_objects import StripeDispute, StripeInvoice, StripePage, StripePayment, StripeRefund
+from billing.stripe_objects import StripeInvoice, StripePage, StripePayment
 from core.db import database_now
 
 _CURRENCY = "usd"
-_FAILED = ("failed", "canceled")  # of a refund
 _NOT_PAID = "requires_payment_method"  # of a payment: every attempt was declined
 
 
@@ -159,146 +156,6 @@ def fail_top_up(session: Session, top_up_id: str, reason: str, *, needs_owner: b
     )
 
 
-def record_refund(session: Session, books: Books, refund: StripeRefund) -> None:
-    """Note a refund that an operation made, and book it back if it failed."""
-    assert refund.payment_intent is not None, "we refund payment intents"
-    serialize_decision(session, _going_back(refund.payment_intent))
-    _returned(session, refund.id, refund.payment_intent, refund.amount_cents)
-    check_refund(session, books, refund)
-
-
-def check_refund(session: Session, books: Books, refund: StripeRefund) -> str | None:
-    """Book a refund that failed or that we did not make, with an alarm. Returns why nothing was done."""
-    payment = session.get(ReceivedPayment, refund.payment_intent) if refund.payment_intent else None
-    if payment is None:
-        return "the refund is of no payment of ours"
-    serialize_decision(session, _going_back(payment.payment_intent))
-    intent, cents = payment.payment_intent, refund.amount_cents
-    by_hand = refund.our_id is None
-    if by_hand and refund.status not in _FAILED and _is_new(session, refund.id):
-        _returned(session, refund.id, intent, cents, cents, books.write_off(session, amount_cents=cents))
-        raise_alarm(
-            session,
-            kind="refund_by_hand",
-            tenant_id=payment.tenant_id,
-            message=f"{refund.id} over {cents} cents was made at Stripe; it is booked as bad debt. Refund through "
-            "credit notes or credits.",
-            dedupe_key=f"refund_by_hand:{refund.id}",
-        )
-    if refund.status in _FAILED and not _is_new(session, refund.id) and _is_new(session, f"{refund.id}:failed"):
-        booked = (
-            books.write_off(session, amount_cents=-cents)
-            if by_hand
-            else books.return_to_balance(session, tenant_id=payment.tenant_id, amount_cents=cents)
-        )
-        _returned(session, f"{refund.id}:failed", intent, -cents, -cents, booked)
-        where = "it is no bad debt any more" if by_hand else "it is on the tenant's balance"
-        raise_alarm(
-            session,
-            kind="refund_failed",
-            tenant_id=payment.tenant_id,
-            message=f"{refund.id} over {cents} cents is {refund.status}: the money is with us again, and {where}.",
-            dedupe_key=f"refund_failed:{refund.id}",
-        )
-    return None
-
-
-def record_dispute(session: Session, books: Books, dispute: StripeDispute) -> str | None:
-    """A dispute takes credit back as soon as it is opened, and money goes back once only: what was refunded before is
-    not taken again. What no unspent credit covers is bad debt. Money of a dispute that is won is with us again.
-    """
-    payment = session.get(ReceivedPayment, dispute.payment_intent) if dispute.payment_intent else None
-    if payment is None:
-        return "the dispute is about no payment of ours"
-    serialize_decision(session, _going_back(payment.payment_intent))
-    if dispute.status in ("warning_needs_response", "warning_under_review"):
-        raise_alarm(
-            session,
-            kind="dispute",
-            tenant_id=payment.tenant_id,
-            message=f"{dispute.id} ({dispute.reason}) asks about {payment.payment_intent}: no money went back.",
-            dedupe_key=f"inquiry:{dispute.id}",
-        )
-        return None
-    if dispute.status in ("won", "prevented", "warning_closed"):
-        _end_dispute(session, books, payment, dispute)
-        return None
-    if not _is_new(session, dispute.id):
-        return None
-    gone_cents = returned_cents(session, payment.payment_intent) + _queued_cents(session, payment.payment_intent)
-    taken_cents = max(0, min(dispute.amount_cents, payment.amount_cents - gone_cents))
-    missing_cents = taken_cents
-    if payment.top_up_id is not None and taken_cents:
-        missing_cents = books.take_back_top_up(
-            session,
-            tenant_id=payment.tenant_id,
-            amount_cents=taken_cents,
-            reference=top_up_reference(payment.payment_intent),
-        )
-    booked = books.write_off(session, amount_cents=missing_cents) if missing_cents else None
-    _returned(session, dispute.id, payment.payment_intent, taken_cents, missing_cents, booked)
-    raise_alarm(
-        session,
-        kind="dispute",
-        tenant_id=payment.tenant_id,
-        message=f"{dispute.id} ({dispute.reason}) disputes {dispute.amount_cents} cents of {payment.payment_intent}: "
-        f"{taken_cents} cents go back, {missing_cents} cents of them are not covered by unspent credit and bad debt.",
-        dedupe_key=f"dispute:{dispute.id}",
-    )
-    return None
-
-
-def _end_dispute(session: Session, books: Books, payment: ReceivedPayment, dispute: StripeDispute) -> None:
-    """Book what a dispute took as come back: what was bad debt is none, what was credit goes to the balance."""
-    taken = session.get(ReturnedPayment, dispute.id)
-    for part, cents in (
-        () if taken is None else (("lost", taken.booked_cents), ("credit", taken.amount_cents - taken.booked_cents))
-    ):
-        name = f"{dispute.id}:won:{part}"
-        if cents and _is_new(session, name):
-            booked = (
-                books.write_off(session, amount_cents=-cents)
-                if part == "lost"
-                else books.return_to_balance(session, tenant_id=payment.tenant_id, amount_cents=cents)
-            )
-            _returned(session, name, payment.payment_intent, -cents, -cents, booked)
-    if taken is not None:
-        raise_alarm(
-            session,
-            kind="dispute_won",
-            tenant_id=payment.tenant_id,
-            message=f"{dispute.id} ended as {dispute.status}: {taken.amount_cents} cents are with us again. "
-            f"{taken.amount_cents - taken.booked_cents} cents of them, which were credit, are on the tenant's balance.",
-            dedupe_key=f"dispute_won:{dispute.id}",
-        )
-
-
-def returned_cents(session: Session, payment_intent: str) -> int:
-    """What went back of a payment."""
-    total = session.exec(
-        select(func.coalesce(func.sum(ReturnedPayment.amount_cents), 0)).where(
-            ReturnedPayment.payment_intent == payment_intent
-        )
-    ).one()
-    return int(total)
-
-
-def _queued_cents(session: Session, payment_intent: str) -> int:
-    """What is about to go back: its credit was taken out when the refund was queued."""
-    amounts = session.exec(
-        select(col(PaymentOperation.content)["amount_cents"].as_integer()).where(
-            PaymentOperation.kind == "refund_top_up",
-            PaymentOperation.state == "pending",
-            col(PaymentOperation.content)["payment_intent"].as_string() == payment_intent,
-        )
-    )
-    return sum(amounts)
-
-
-def _going_back(payment_intent: str) -> str:
-    return f"what goes back of {payment_intent}"
-
-
 def _book_for_invoices(
     session: Session, books: Books, row: PushedInvoice, invoice: StripeInvoice, payment: StripePayment
 ) -> None:
@@ -349,33 +206,6 @@ def _received(
         .returning(col(ReceivedPayment.payment_intent))
     ).first()
     return written is not None
-
-
-def _returned(
-    session: Session,
-    stripe_object: str,
-    payment_intent: str,
-    amount_cents: int,
-    booked_cents: int = 0,
-    transfer_id: str | None = None,
-) -> None:
-    session.execute(
-        insert(ReturnedPayment)
-        .values(
-            stripe_object=stripe_object,
-            payment_intent=payment_intent,
-            amount_cents=amount_cents,
-            booked_cents=booked_cents,
-            transfer_id=transfer_id,
-            created_at=database_now(session),
-        )
-        .on_conflict_do_nothing(index_elements=["stripe_object"])
-    )
-
-
-def _is_new(session: Session, stripe_object: str) -> bool:
-    """Whether nothing is booked for it. The caller holds the decision about its payment."""
-    return session.get(ReturnedPayment, stripe_object) is None
 
 
 def _is_usd(session: Session, payment: StripePayment, tenant_id: str) -> bool:

@@ -75,8 +75,8 @@ FROM returned r FULL JOIN taken t USING (payment_intent)
 WHERE coalesce(r.cents, 0) <> coalesce(t.cents, 0) ORDER BY payment_intent
 """)
 # What credit notes refund, and what went back of the payments of invoices, or is about to. The part of a note that was
-# not paid at Stripe is returned by hand, as are notes of which an admin has cancelled the refund; those may be refunded at
-# Stripe by hand, too.
+# not paid at Stripe is returned by hand, as are notes of which an admin has cancelled the refund; those may be refunded
+# at Stripe by hand, too.
 _RETURNED_OF_INVOICES: Final = sa.text("""
 WITH returned AS (
     SELECT p.tenant_id, sum(r.amount_cents - r.booked_cents) AS cents
