@@ -20,7 +20,7 @@ PAYMENT = "stripe:pi_1"
 
 @pytest.fixture
 def worker(postgres_settings) -> Iterator[sa.Engine]:
-    """Postgres as the billing worker sees it, with no more rights than it has."""
+    """Postgres with the rights of the billing worker."""
     engine = db.connect(as_role(postgres_settings, BILLING))
     yield engine
     engine.dispose()
