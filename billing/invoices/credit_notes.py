@@ -174,11 +174,12 @@ def _parts(session: Session, invoice: Invoice, state: InvoiceState, total_cents:
     rest_cents = total_cents - due_cents
     if to != "refund":
         return _Parts(due_cents, rest_cents, 0)
-    refundable_cents = paid_cents(session, invoice.id, "stripe", "manual") - _refunded(session, invoice.id)
+    paid, lost_cents = paid_cents(session, invoice.id, "stripe", "manual"), settlement.lost_cents(session, invoice.id)
+    refundable_cents = max(0, paid - lost_cents - _refunded(session, invoice.id))
     if rest_cents > refundable_cents:
         raise Conflict(
             f"to: {rest_cents} cents cannot be refunded; {refundable_cents} cents of this invoice were paid in money "
-            'and not refunded. Credit the rest with to "balance".',
+            'and not refunded or disputed. Credit the rest with to "balance".',
             code="refund_exceeds_paid",
             param="to",
         )

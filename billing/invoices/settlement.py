@@ -5,15 +5,15 @@ after it, and the collection of what is due. The calls are part of the invoice's
 from collections.abc import Sequence
 from typing import Literal
 
-from sqlmodel import Session
+from sqlmodel import Session, select
 
 from billing.charges.lines import DraftInvoiceLine
 from billing.credits import burning
 from billing.credits.views import CreditUse
-from billing.invoices.event_models import CreditNote
+from billing.invoices.event_models import CreditNote, InvoiceEvent
 from billing.invoices.models import Invoice
 from billing.invoices.queries import read_document
-from billing.payments import invoice_collection
+from billing.payments import invoice_collection, returned_payments
 from billing.periods import Period
 
 
@@ -56,6 +56,18 @@ def collect_less(session: Session, note: CreditNote) -> None:
         due_cents=note.due_cents,
         balance_cents=note.balance_cents,
         refund_cents=note.refund_cents,
+    )
+
+
+def lost_cents(session: Session, invoice_id: str) -> int:
+    """What went back by disputes, or by hand at Stripe, of the payments of an invoice. Where a payment paid several
+    invoices, it is counted for each.
+    """
+    references = session.exec(
+        select(InvoiceEvent.reference).where(InvoiceEvent.invoice_id == invoice_id, InvoiceEvent.source == "stripe")
+    )
+    return returned_payments.lost_cents(
+        session, {each.removeprefix("stripe:").split(":")[0] for each in references if each}
     )
 
 

@@ -2,10 +2,13 @@
 however often and in whatever order it is reported.
 """
 
+from collections.abc import Iterable
+
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, func, select
 
 from billing.locks import serialize_decision
+from billing.models import LedgerTransfer
 from billing.payments.alarms import raise_alarm
 from billing.payments.books import Books
 from billing.payments.models import PaymentOperation, PaymentStep, ReceivedPayment, ReturnedPayment
@@ -211,6 +214,19 @@ def _end_dispute(session: Session, books: Books, payment: ReceivedPayment, dispu
             f"{taken.amount_cents - taken.booked_cents} cents of them, which were credit, are on the tenant's balance.",
             dedupe_key=f"dispute_won:{dispute.id}",
         )
+
+
+def lost_cents(session: Session, payment_intents: Iterable[str]) -> int:
+    """What is bad debt of these payments, because a dispute took it or somebody refunded it at Stripe."""
+    total = session.exec(
+        select(func.coalesce(func.sum(ReturnedPayment.booked_cents), 0))
+        .join(LedgerTransfer, col(LedgerTransfer.id) == ReturnedPayment.transfer_id)
+        .where(
+            col(ReturnedPayment.payment_intent).in_(list(payment_intents)),
+            col(LedgerTransfer.kind).in_(("write_off", "recovery")),
+        )
+    ).one()
+    return int(total)
 
 
 def returned_cents(session: Session, payment_intent: str) -> int:

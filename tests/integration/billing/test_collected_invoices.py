@@ -8,6 +8,7 @@ from billing.invoices import credit_notes, endings
 from billing.invoices.payments import record_payment
 from billing.payments.operations import ChargeTopUp
 from core.db import unit_of_work
+from core.errors import Conflict
 from core.ids import new_id
 from core.money import cents_to_nanos
 
@@ -132,3 +133,24 @@ def test_an_invoice_that_is_paid_in_part_by_hand_stays_in_dunning(collected):
     payments.pass_days(14)
     payments.dunning.run_once()
     assert payments.standing(tenant) == "suspended"
+
+
+def test_what_a_dispute_took_is_not_refunded_again_unless_it_is_won(collected):
+    stage, payments = collected.stage, collected.payments
+    tenant, invoice = collected.invoice()
+    payments.work()
+    (charge,) = payments.sdk.v1.charges.list({"customer": payments.customer(tenant)}).data
+    dispute = payments.simulator.control("POST", "disputes", {"charge": charge.id})
+    payments.receive()
+
+    def refund() -> int:
+        with unit_of_work(stage.engine) as session:
+            return credit_notes.issue_credit_note(
+                session, invoice_id=invoice.id, to="refund", reason="Outage", amount_cents=150
+            ).refund_cents
+
+    with pytest.raises(Conflict, match="0 cents of this invoice were paid in money and not refunded or disputed"):
+        refund()
+    payments.simulator.control("POST", f"disputes/{dispute['id']}", {"status": "won"})
+    payments.receive()
+    assert refund() == 150
