@@ -8,7 +8,7 @@ import sqlalchemy as sa
 import structlog
 
 from billing.jobs import Job
-from billing.payments import metrics, queries
+from billing.payments import event_store, metrics, queries
 from billing.payments.books import Books
 from billing.payments.dunning import DunningRounds
 from billing.payments.event_handling import EventHandler
@@ -21,7 +21,7 @@ from billing.stripe_settings import StripeSettings
 from core.db import connect, unit_of_work
 from core.settings import PostgresSettings
 
-_CONNECTIONS = 4
+_CONNECTIONS = 5  # one for each job
 _DUNNING_EVERY_MS = 1_000
 _log = structlog.get_logger()
 
@@ -43,6 +43,7 @@ class Payments:
         self._events = EventHandler(engine, account, books, settings)
         self.jobs = [
             Job("stripe_events", settings.payments_poll_ms, self._handle_events),
+            Job("stripe_payment_events", settings.payments_poll_ms, self._handle_payment_events),
             Job("stripe_events_listed", 1_000 * settings.payments_catch_up_s, self._catch_up),
             Job("dunning", _DUNNING_EVERY_MS, DunningRounds(engine, settings, books).run_once),
             Job("payment_queues", 10_000, self._count_stopped),
@@ -52,6 +53,10 @@ class Payments:
 
     def _handle_events(self) -> None:
         while self._events.run_once():
+            pass
+
+    def _handle_payment_events(self) -> None:
+        while self._events.run_once(types=event_store.PAYMENT_TYPES):
             pass
 
     def _catch_up(self) -> None:

@@ -42,6 +42,13 @@ HANDLED_TYPES: Final = (
     "test_helpers.test_clock.ready",
 )
 """Every type with an effect."""
+PAYMENT_TYPES: Final = (
+    "invoice.paid",
+    "payment_intent.succeeded",
+    "checkout.session.completed",
+    "setup_intent.succeeded",
+)
+"""Types after which a tenant may be restored. They have a thread of their own, so that they wait for no other event."""
 ListEvents = Callable[[datetime, datetime], list[StripeEvent]]
 _KEPT: Final = timedelta(days=30)  # how long Stripe lists events
 _OVERLAP: Final = timedelta(minutes=10)  # events may appear late in the list, and clocks differ
@@ -81,12 +88,15 @@ def store(session: Session, events: Iterable[StripeEvent], *, source: Literal["w
     return len(new)
 
 
-def claim(session: Session, limit: int, now: datetime) -> list[StripeEventRow]:
-    """Events to handle, the oldest first. They are due again when the lease ends, should this worker die."""
+def claim(session: Session, limit: int, now: datetime, *, types: Sequence[str] | None = None) -> list[StripeEventRow]:
+    """Events to handle, of all types or of these, the oldest first. They are due again when the lease ends, should this
+    worker die.
+    """
+    due = select(StripeEventRow).where(StripeEventRow.state == "stored", col(StripeEventRow.next_attempt_at) <= now)
+    if types is not None:
+        due = due.where(col(StripeEventRow.type).in_(types))
     rows = session.exec(
-        select(StripeEventRow)
-        .where(StripeEventRow.state == "stored", col(StripeEventRow.next_attempt_at) <= now)
-        .order_by(col(StripeEventRow.created_at), col(StripeEventRow.id))
+        due.order_by(col(StripeEventRow.created_at), col(StripeEventRow.id))
         .limit(limit)
         .with_for_update(skip_locked=True)
     ).all()

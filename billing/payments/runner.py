@@ -8,7 +8,7 @@ import threading
 from datetime import timedelta
 
 import structlog
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from billing.payments import metrics
@@ -43,7 +43,8 @@ from billing.stripe_errors import (
 )
 from core.errors import AppError
 
-_OUTAGES = (DBAPIError, PoolTimeout)
+_OUTAGES = (OperationalError, InterfaceError, PoolTimeout)
+"""Postgres does not answer, or asks to try again. Other errors of it are refusals, which would repeat for ever."""
 _PAUSE_AFTER_ERROR_S = 2
 _log = structlog.get_logger()
 
@@ -84,6 +85,12 @@ class Performer:
                 queues.finish(claim, result={"code": failure.code}, effect=effect, failure=failure.message)
                 return "failed"
             queues.stop(claim, failure.code, failure.message)
+            return "stopped"
+        except (LeaseLost, *_OUTAGES):
+            raise
+        except Exception as error:  # noqa: BLE001 - a defect would repeat whenever the lease ends
+            _log.error("a payment operation failed by a defect", operation=claim.operation_id, exc_info=True)
+            queues.stop(claim, "operation_failed", f"{type(error).__name__}: {error}")
             return "stopped"
         return "done" if outcome.failure is None else "failed"
 

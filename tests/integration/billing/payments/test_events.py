@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from billing.payments import event_store, resuming
+from billing.payments import event_handling, event_store, resuming
 from billing.payments.operations import ChargeTopUp, OpenSetupPage, OpenTopUpPage, RefundTopUp
 from billing.stripe_objects import StripeEvent
 from core.db import database_now, unit_of_work
@@ -254,17 +254,75 @@ def test_unknown_customers_types_and_versions_have_no_effect_and_are_shown(stage
         stage,
         event(stage, "customer.updated", "customer", unknown.id, unknown.id, id="evt_customer"),
         event(stage, "coupon.created", "coupon", "co_1", None, id="evt_type"),
-        event(stage, "invoice.paid", "invoice", "in_1", None, id="evt_version", api_version="2031-01-01.later"),
         event(stage, "invoice.paid", "invoice", "in_never_was", stage.customer(tenant), id="evt_object"),
     )
     stage.events.run_once()
-    assert states(stage) == dict.fromkeys(["evt_customer", "evt_type", "evt_version", "evt_object"], "ignored")
+    assert states(stage) == dict.fromkeys(["evt_customer", "evt_type", "evt_object"], "ignored")
     notes = stage.rows("SELECT note FROM stripe_events")
     assert all(row["note"] for row in notes)
-    assert stage.alarms() == ["event_version"]
     with unit_of_work(stage.engine) as session:
-        event_store.handle_again(session, "evt_version")
-    assert states(stage)["evt_version"] == "stored"
+        event_store.handle_again(session, "evt_object")
+    assert states(stage)["evt_object"] == "stored"
+
+
+@pytest.mark.scenario(152)
+def test_an_event_of_a_newer_version_is_handled_with_an_alarm(stage):
+    tenant = stage.tenant(card=None)
+    _, page = top_up_page(stage, tenant)
+    stage.simulator.control("POST", f"checkout/{page}", {"card": "4242424242424242"})
+    intent, newer = stage.account.page(page).payment_intent, {"api_version": "2031-01-01.later"}
+    store(stage, event(stage, "payment_intent.succeeded", "payment_intent", intent, stage.customer(tenant), **newer))
+    stage.events.run_once()
+    assert credit(stage, tenant) == [2_500]
+    assert stage.alarms() == ["event_version"]
+
+
+def test_a_payment_of_a_suspended_tenant_waits_for_no_other_event(stage, monkeypatch):
+    tenant = stage.tenant("chargeDeclinedInsufficientFunds")
+    invoice = stage.invoice(tenant, 4_000)
+    stage.work()
+    stage.pass_days(14)
+    stage.dunning.run_once()
+    found = stage.of(invoice)
+    stage.sdk.v1.invoices.pay(found.id, {"paid_out_of_band": True})
+    customer = stage.customer(tenant)
+    store(stage, *(event(stage, "customer.updated", "customer", f"cus_{n}", f"cus_{n}") for n in range(200)))
+    store(stage, event(stage, "invoice.paid", "invoice", found.id, customer))
+    entered, leave = threading.Event(), threading.Event()
+
+    def stuck(*_arguments):  # a slow answer of Stripe's holds the thread of all other events
+        entered.set()
+        assert leave.wait(60)
+
+    monkeypatch.setattr(event_handling, "tenant_of", stuck)
+    others = threading.Thread(target=stage.events.run_once)
+    others.start()
+    assert entered.wait(60)
+    monkeypatch.undo()
+    try:
+        assert stage.events.run_once(types=event_store.PAYMENT_TYPES) == 1
+        assert stage.standing(tenant) == "good"
+    finally:
+        leave.set()
+        others.join()
+
+
+@pytest.mark.parametrize("error", [AssertionError("odd"), KeyError("odd"), RuntimeError("odd")])
+def test_an_event_that_meets_a_defect_is_an_alarm_and_stops_no_other(stage, monkeypatch, error):
+    stage.events._settings = stage.settings.model_copy(update={"payments_event_attempts_max": 1})
+    read = stage.account.invoice
+
+    def broken(invoice_id: str):
+        if invoice_id == "in_odd":
+            raise error
+        return read(invoice_id)
+
+    monkeypatch.setattr(stage.account, "invoice", broken)
+    store(stage, event(stage, "invoice.paid", "invoice", "in_odd", None, id="evt_odd"))
+    store(stage, event(stage, "invoice.paid", "invoice", "in_other", None, id="evt_other"))
+    stage.events.run_once()
+    assert states(stage) == {"evt_odd": "failed", "evt_other": "ignored"}
+    assert stage.alarms() == ["event_failed"]
 
 
 def test_an_event_that_cannot_be_handled_waits_and_is_left_to_an_admin(stage):

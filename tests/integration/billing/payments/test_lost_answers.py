@@ -5,6 +5,7 @@ once, and what cannot be certain stops and asks for a person.
 from datetime import timedelta
 
 import pytest
+import sqlalchemy as sa
 
 from billing.payments import outbox, resuming
 from billing.payments.operations import ChargeTopUp, PushCreditNote
@@ -166,3 +167,43 @@ def test_a_worker_that_lost_its_lease_writes_nothing(stage):
     assert stage.performer.run(slow) == "lost"
     assert stage.of(invoice).status == "paid"
     assert len(stage.sdk.v1.charges.list({"customer": stage.customer(tenant)}).data) == 1
+
+
+@pytest.mark.parametrize("error", [AssertionError("odd"), KeyError("odd"), sa.exc.IntegrityError("x", {}, KeyError())])
+def test_an_operation_that_meets_a_defect_stops_its_queue_with_an_alarm_and_stops_no_other(stage, monkeypatch, error):
+    one, other = stage.tenant(), stage.tenant()
+    stage.invoice(one, 700)
+    broken_customer, read = stage.customer(one), stage.account.customer
+
+    def broken(customer_id: str):
+        if customer_id == broken_customer:
+            raise error
+        return read(customer_id)
+
+    monkeypatch.setattr(stage.account, "customer", broken)
+    paid = stage.invoice(other, 700)
+    assert sorted(stage.work()) == ["done", "stopped"]
+    assert stage.of(paid).status == "paid"
+    assert stage.alarms() == ["operation_failed"]
+    assert type(error).__name__ in stage.stopped(one)
+    monkeypatch.undo()
+    with unit_of_work(stage.engine) as session:
+        resuming.resume(session, one, cancel=False)
+    assert stage.work() == ["done"]
+
+
+def test_an_outage_of_postgres_in_an_operation_stops_no_queue(stage, monkeypatch):
+    tenant = stage.tenant()
+    invoice = stage.invoice(tenant, 700)
+
+    def unreachable(_customer_id: str):
+        raise sa.exc.OperationalError("SELECT 1", {}, OSError("gone"))
+
+    monkeypatch.setattr(stage.account, "customer", unreachable)
+    with pytest.raises(sa.exc.OperationalError):
+        stage.work()
+    monkeypatch.undo()
+    assert stage.stopped(tenant) is None
+    stage.offset += timedelta(seconds=stage.settings.payments_lease_s + 1)
+    assert stage.work() == ["done"]
+    assert stage.of(invoice).status == "paid"
