@@ -5,16 +5,22 @@ cost together, cut below one nanodollar for KV cache of which a part is included
 A quantity with tiers is added up over all keys and adapters of the period, in the order of price versions, late usage
 last; each version's tiers apply to the part that was used under it, counted from where the part before ended. Flex
 usage comes after the other usage of its version and costs the batch factor of the prices that it reaches.
+
+Where a period is cut into several invoices, each counts on from the units that the earlier ones have billed: tiers and
+begun packages go on, and a volume price that changes is charged for the earlier units, too.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import groupby
 from typing import Final, NamedTuple
 
+import msgspec
+
 from billing.charges.included import Taken
-from billing.charges.lines import DraftInvoiceLine, UsageTotal, in_units
+from billing.charges.lines import DraftInvoiceLine, UsageTotal, amount_line, in_units
+from billing.charges.state import TierUse
 from billing.prices.card import FULL_PERMILLE, PRICE_OF, TieredPrice, TieredQuantity
 from billing.views import LineUnit, PriceView
 from core.money import at_factor
@@ -31,14 +37,45 @@ class _Part(NamedTuple):
     quantity: int
 
 
+_Key = tuple[TieredQuantity, str]
+"""A quantity and the base model of its tiered price, "" for all models."""
+
+
 def charge(
-    totals: Sequence[UsageTotal], versions: Mapping[str, PriceView], included: Taken | None = None
+    totals: Sequence[UsageTotal],
+    versions: Mapping[str, PriceView],
+    included: Taken | None = None,
+    billed: Sequence[TierUse] = (),
 ) -> list[DraftInvoiceLine]:
     """The lines of a period, without cents. Lines of tiers come after the others. ``included`` are the units that cost
-    nothing.
+    nothing, ``billed`` those that earlier invoices of the period had.
     """
+    lines, tiered = _divide(totals, versions, included)
+    for key in sorted(tiered):
+        before = [use for use in billed if (use.quantity, use.base_model or "") == key]
+        lines += _tier_lines(sorted(tiered[key], key=_order), before, versions)
+    return lines
+
+
+def tier_uses(
+    totals: Sequence[UsageTotal], versions: Mapping[str, PriceView], included: Taken, billed: Sequence[TierUse]
+) -> tuple[TierUse, ...]:
+    """What the invoices of the period have billed together with this one."""
+    _, tiered = _divide(totals, versions, included)
+    units = Counter({msgspec.structs.replace(use, units=0): use.units for use in billed})
+    for parts in tiered.values():
+        for part in parts:
+            units[_use_of(part)] += part.quantity
+    uses = (msgspec.structs.replace(use, units=count) for use, count in units.items())
+    return tuple(sorted(uses, key=lambda use: (use.quantity, use.base_model or "", use.price_version_id, repr(use))))
+
+
+def _divide(
+    totals: Sequence[UsageTotal], versions: Mapping[str, PriceView], included: Taken | None
+) -> tuple[list[DraftInvoiceLine], dict[_Key, list[_Part]]]:
+    """The lines of what has no tiers, and the parts of what has some."""
     lines: list[DraftInvoiceLine] = []
-    tiered: defaultdict[tuple[TieredQuantity, str], list[_Part]] = defaultdict(list)
+    tiered: defaultdict[_Key, list[_Part]] = defaultdict(list)
     for total in totals:
         version = versions[total.price_version_id]
         for quantity in PRICE_OF:
@@ -57,9 +94,18 @@ def charge(
                 lines.append(total.line_of_part(quantity, used - free))
             else:
                 lines.append(total.line(quantity))
-    for key in sorted(tiered):
-        lines += _tier_lines(sorted(tiered[key], key=_order))
-    return lines
+    return lines, tiered
+
+
+def _use_of(part: _Part) -> TierUse:
+    return TierUse(
+        quantity=part.price.quantity,
+        base_model=part.price.base_model,
+        price_version_id=part.version.id,
+        service_tier=part.total.service_tier,
+        late=part.total.late_for is not None,
+        units=0,
+    )
 
 
 def _order(part: _Part) -> tuple[bool, str, str, str]:
@@ -67,15 +113,20 @@ def _order(part: _Part) -> tuple[bool, str, str, str]:
     return total.late_for is not None, version.effective_from.isoformat(), version.id, total.service_tier
 
 
-def _tier_lines(parts: Sequence[_Part]) -> Iterator[DraftInvoiceLine]:
-    whole = sum(part.quantity for part in parts)
-    position = 0
+def _tier_lines(
+    parts: Sequence[_Part], billed: Sequence[TierUse], versions: Mapping[str, PriceView]
+) -> Iterator[DraftInvoiceLine]:
+    position = sum(use.units for use in billed)
+    whole = position + sum(part.quantity for part in parts)
+    for use in billed:
+        yield from _repriced(use, versions.get(use.price_version_id), position, whole)
     for _, same in groupby(parts, key=_order):
         group = list(same)
         quantity = sum(part.quantity for part in group)
         price = group[0].price
         if price.mode == "package":
-            yield _package_line(group, quantity)
+            before = sum(use.units for use in billed if msgspec.structs.replace(use, units=0) == _use_of(group[0]))
+            yield from _package_lines(group, quantity, before)
         elif price.mode == "volume":
             tier, unit_price_nanos = _tier_at(price, whole)
             yield _line(group[0], tier, quantity, unit_price_nanos)
@@ -93,6 +144,20 @@ def _graduated(price: TieredPrice, position: int, quantity: int) -> Iterator[tup
         if bound > position:
             yield number, bound - position, tier.unit_price_nanos
             position = bound
+
+
+def _repriced(use: TierUse, version: PriceView | None, before: int, whole: int) -> Iterator[DraftInvoiceLine]:
+    """The line for units that were billed at the volume price of ``before`` units, and cost that of ``whole``."""
+    price = None if version is None else version.card.tier_of(use.quantity, use.base_model or "")
+    if version is None or price is None or price.base_model != use.base_model or price.mode != "volume":
+        return
+    factor = version.card.factor_permille(use.service_tier)
+    was, now = (
+        use.units * at_factor(_tier_at(price, units)[1], factor) // _scale(use.quantity) for units in (before, whole)
+    )
+    if was != now:
+        description = f"Volume price of {use.quantity.replace('_', ' ')} on earlier invoices of the period"
+        yield amount_line("proration", now - was, description=description, price_version_id=version.id)
 
 
 def _tier_at(price: TieredPrice, whole: int) -> tuple[int, int]:
@@ -119,12 +184,20 @@ def _line(part: _Part, tier: int, quantity: int, list_price_nanos: int) -> Draft
     )
 
 
-def _package_line(group: Sequence[_Part], quantity: int) -> DraftInvoiceLine:
+def _package_lines(group: Sequence[_Part], quantity: int, before: int) -> Iterator[DraftInvoiceLine]:
+    """The units that fit into a package that earlier invoices of the period have billed, and the packages begun now."""
     price = group[0].price
     units, list_price_nanos = price.package
+    size = units * _scale(price.quantity)
+    paid = min(quantity, -before % size)
+    if paid:
+        line = _line(group[0], 1, paid, 0)
+        yield msgspec.structs.replace(line, description="in a package of an earlier invoice")
+    if paid == quantity:
+        return
     nanos = at_factor(list_price_nanos, group[0].total.factor_permille)
-    packages = -(-quantity // (units * _scale(price.quantity)))
-    return _draft(
+    packages = -(-(quantity - paid) // size)
+    yield _draft(
         group[0],
         tier=1,
         unit="package",
@@ -132,7 +205,7 @@ def _package_line(group: Sequence[_Part], quantity: int) -> DraftInvoiceLine:
         unit_price_nanos=nanos,
         list_price_nanos=list_price_nanos,
         amount_nanos=packages * nanos,
-        used_units=in_units(price.quantity, quantity),
+        used_units=in_units(price.quantity, quantity - paid),
     )
 
 

@@ -93,8 +93,8 @@ def _line(of: ResourceTotal, units: int) -> DraftInvoiceLine | None:
 
 
 def _shown(units: int, scale: int) -> Decimal:
-    """The quantity in the unit of its price, with nine places. The amount is computed from the whole units; the quantity
-    is rounded up, so that no line costs more than its quantity.
+    """The quantity in the unit of its price, with nine places. The amount is computed from the whole units. This is
+    rounded up, so that no line costs more than its quantity.
     """
     with localcontext() as context:
         context.prec = 50

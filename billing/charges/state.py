@@ -5,6 +5,7 @@ from datetime import datetime
 import msgspec
 
 from billing.prices.card import TieredQuantity
+from core.contracts.grants import ServiceTier
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,14 +32,28 @@ class DiscountUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     lapsed: bool = False
 
 
+class TierUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Units of a tiered quantity that earlier invoices of the same period have billed under one price version, without
+    included ones. ``base_model`` is that of the tiered price. KV cache is in page-milliseconds.
+    """
+
+    quantity: TieredQuantity
+    price_version_id: str
+    units: int
+    base_model: str | None = None
+    service_tier: ServiceTier = "default"
+    late: bool = False
+
+
 class PeriodState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``period_start`` begins the calendar's period of ``pools``, of ``charged_nanos`` and of the ``period_nanos`` of
-    discounts. ``year_nanos`` was charged since ``year_from``, when a yearly commitment began. ``credit_nanos`` is what
-    a negative invoice would have paid back.
+    """``period_start`` begins the calendar's period of ``pools``, of ``tiers``, of ``charged_nanos`` and of the
+    ``period_nanos`` of discounts. ``year_nanos`` was charged since ``year_from``, when a yearly commitment began.
+    ``credit_nanos`` is what a negative invoice would have paid back.
     """
 
     period_start: datetime | None = None
     pools: tuple[Pool, ...] = ()
+    tiers: tuple[TierUse, ...] = ()
     discounts: tuple[DiscountUse, ...] = ()
     charged_nanos: int = 0
     year_from: datetime | None = None
@@ -55,10 +70,11 @@ class PeriodState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             self,
             period_start=start,
             pools=tuple(msgspec.structs.replace(pool, granted=0) for pool in self.pools if pool.left),
+            tiers=(),
             discounts=tuple(msgspec.structs.replace(use, period_nanos=0) for use in self.discounts),
             charged_nanos=0,
         )
 
     def is_empty(self) -> bool:
-        """Whether the next invoice does not depend on this one."""
-        return msgspec.structs.replace(self, period_start=None, charged_nanos=0) == PeriodState()
+        """Whether the invoice of the next period does not depend on this one."""
+        return msgspec.structs.replace(self, period_start=None, tiers=(), charged_nanos=0) == PeriodState()

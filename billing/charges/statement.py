@@ -15,7 +15,7 @@ from billing.charges.discounting import DiscountTerms, discount
 from billing.charges.fees import fee_lines
 from billing.charges.included import take_included
 from billing.charges.lines import DraftInvoiceLine, UsageTotal, amount_line
-from billing.charges.period_charge import charge
+from billing.charges.period_charge import charge, tier_uses
 from billing.charges.proration import TenantTerms
 from billing.charges.resource_charge import ResourceTotal, resource_charge
 from billing.charges.state import PeriodState
@@ -57,13 +57,16 @@ def state_charges(
     assert billed.end <= around.end, "the billed time lies in one period"
     state = before.in_period(around.start)
     included = take_included(terms, billed, used.totals, used.versions, state.pools)
-    lines = charge(used.totals, used.versions, included.taken)
+    had = {span.version.id: span.version for span in terms.prices if span.version is not None}
+    versions = {**had, **used.versions}
+    lines = charge(used.totals, versions, included.taken, state.tiers)
+    tiers = tier_uses(used.totals, versions, included.taken, state.tiers)
     lines += resource_charge(used.resources)
     usage_nanos = _sum(lines)
     lines += fee_lines(terms, billed)
     discounted = discount(_sum(lines), discounts, state.discounts, billed=billed, period_start=around.start)
     lines += discounted.lines
-    state = msgspec.structs.replace(state, pools=included.pools, discounts=discounted.uses)
+    state = msgspec.structs.replace(state, pools=included.pools, tiers=tiers, discounts=discounted.uses)
     committed = true_up(terms, billed, _sum(lines), state, closing=closing)
     lines += committed.lines
     if terms.ended is not None and terms.ended <= billed.end:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.charges.lines import UsageTotal
-from billing.charges.period_charge import charge
+from billing.charges.period_charge import charge, tier_uses
 from billing.periods import EPOCH
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.views import PriceView
@@ -132,3 +132,50 @@ def test_the_charge_does_not_depend_on_the_order_of_usage(quantities, order, mod
     assert charge(totals, versions) == charge(shuffled, versions)
     assert sum(line.amount_nanos for line in charge(totals, versions)) == cost(sum(quantities), tiered(mode))
     assert sum(int(line.quantity) for line in charge(totals, versions)) == sum(quantities)
+
+
+MODES = {
+    "graduated": tiered("graduated"),
+    "volume": tiered("volume"),
+    "package": tiered("package", package_units=400_000, package_nanos=50_000_000),
+}
+
+
+def invoiced(price: TieredPrice, *parts: int):
+    """The lines of each invoice of one period that is cut into parts."""
+    versions, billed, made = {"pv_1": version(price)}, (), []
+    for quantity in parts:
+        made.append(charge([used(quantity)], versions, None, billed))
+        billed = tier_uses([used(quantity)], versions, {}, billed)
+    return made
+
+
+@given(st.lists(st.integers(0, 7_000_000), min_size=2, max_size=5), st.sampled_from(sorted(MODES)))
+def test_a_period_costs_the_same_however_it_is_cut_into_invoices(parts, mode):
+    lines = [line for invoice in invoiced(MODES[mode], *parts) for line in invoice]
+    assert sum(line.amount_nanos for line in lines) == cost(sum(parts), MODES[mode])
+    assert all(line.quantity * line.unit_price_nanos == line.amount_nanos for line in lines)
+    tokens = sum(line.used_units or line.quantity for line in lines if line.kind == "output_tokens")
+    assert tokens == sum(parts)
+
+
+def test_the_next_invoice_of_a_period_goes_on_in_the_tier_of_the_one_before():
+    _, second = invoiced(MODES["graduated"], 9_500_000, 1_000_000)
+    assert [(line.tier, int(line.quantity), line.amount_nanos) for line in second] == [
+        (2, 500_000, 250_000_000), (3, 500_000, 200_000_000),
+    ]  # fmt: skip
+
+
+def test_a_begun_package_is_not_charged_again_by_the_next_invoice_of_the_period():
+    _, second, third = invoiced(MODES["package"], 500_000, 200_000, 200_000)
+    assert [(line.unit, int(line.quantity), line.amount_nanos) for line in second] == [("token", 200_000, 0)]
+    assert [(line.unit, int(line.used_units or line.quantity), line.amount_nanos) for line in third] == [
+        ("token", 100_000, 0), ("package", 100_000, 50_000_000),
+    ]  # fmt: skip
+
+
+def test_a_volume_price_that_the_next_invoice_reaches_is_charged_for_the_units_before():
+    _, second = invoiced(MODES["volume"], 9_000_000, 2_000_000)
+    assert [(line.kind, line.amount_nanos) for line in second] == [
+        ("proration", 9_000_000 * (400 - 500)), ("output_tokens", 2_000_000 * 400),
+    ]  # fmt: skip
