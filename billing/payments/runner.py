@@ -44,7 +44,7 @@ from billing.stripe_errors import (
 from core.errors import AppError
 
 _OUTAGES = (OperationalError, InterfaceError, PoolTimeout)
-"""Postgres does not answer, or asks to try again. Other errors of it are refusals, which would repeat for ever."""
+"""Postgres does not answer, or asks to try again. Other errors of it are refusals, which would repeat without end."""
 _PAUSE_AFTER_ERROR_S = 2
 _log = structlog.get_logger()
 

@@ -102,7 +102,7 @@ def test_a_paid_top_up_is_a_paid_lot_of_credit(collected):
 
 
 @pytest.mark.parametrize("how", ["transfer", "note", "void", "write_off"])
-def test_an_invoice_that_is_settled_while_stripe_is_down_suspends_nobody_and_restores_at_once(collected, how):
+def test_an_invoice_that_is_settled_while_stripe_is_down_suspends_no_tenant_and_restores_at_once(collected, how):
     stage, payments = collected.stage, collected.payments
     tenant, invoice = collected.invoice(card=None)
     payments.work()

@@ -157,7 +157,7 @@ def test_a_cancelled_refund_that_is_made_by_hand_at_stripe_is_booked_once(cash, 
     with unit_of_work(cash.stage.engine) as session:
         resuming.resume(session, tenant, cancel=True)
     cash.handle()
-    for bad_debt in (0, 150):  # the second one is nobody's wish
+    for bad_debt in (0, 150):  # the second one replaces no cancelled refund
         cash.payments.sdk.v1.refunds.create({"charge": cash.charge_of(tenant).id, "amount": 150})
         for _ in range(2):
             cash.handle()
