@@ -108,8 +108,10 @@ def all_in_force(session: Session) -> dict[str, PriceView]:
     return {tenant_id: price_book.view(version) for tenant_id, version in newest.items() if version is not None}
 
 
-def changed_between(session: Session, after: datetime | None, until: datetime) -> list[str]:
-    """The tenants of which an override has begun later than it was made, or expired, between these instants."""
+def changed_between(session: Session, after: datetime | None, until: datetime) -> set[tuple[str, datetime]]:
+    """The tenants of which an override has begun later than it was made, or expired, between these instants; and
+    when.
+    """
     begun = (col(PriceOverride.effective_from) <= until) & (
         col(PriceOverride.effective_from) > col(PriceOverride.created_at)
     )
@@ -117,7 +119,9 @@ def changed_between(session: Session, after: datetime | None, until: datetime) -
     if after is not None:
         begun &= col(PriceOverride.effective_from) > after
         expired &= col(PriceOverride.expires_at) > after
-    return sorted(set(session.exec(select(PriceOverride.tenant_id).where(begun | expired))))
+    begins = session.exec(select(PriceOverride.tenant_id, PriceOverride.effective_from).where(begun))
+    ends = session.exec(select(PriceOverride.tenant_id, PriceOverride.expires_at).where(expired))
+    return set(begins) | {(tenant_id, at) for tenant_id, at in ends if at is not None}
 
 
 def _insert(

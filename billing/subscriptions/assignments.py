@@ -83,9 +83,9 @@ def plan_at(session: Session, tenant_id: str, at: datetime) -> str | None:
     ).first()
 
 
-def begun_between(session: Session, after: datetime | None, until: datetime) -> list[str]:
+def begun_between(session: Session, after: datetime | None, until: datetime) -> set[tuple[str, datetime]]:
     """The tenants of which an assignment that was made for later has begun after ``after``, if it is given, and by
-    ``until``.
+    ``until``; and when.
     """
     begun = [
         col(PlanAssignment.effective_from) > col(PlanAssignment.created_at),
@@ -93,7 +93,7 @@ def begun_between(session: Session, after: datetime | None, until: datetime) -> 
     ]
     if after is not None:
         begun.append(col(PlanAssignment.effective_from) > after)
-    return sorted(set(session.exec(select(PlanAssignment.tenant_id).where(*begun))))
+    return set(session.exec(select(PlanAssignment.tenant_id, PlanAssignment.effective_from).where(*begun)))
 
 
 def _read(session: Session, tenant_id: str) -> _Assignments:

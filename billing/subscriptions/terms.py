@@ -56,15 +56,15 @@ def change_calendar(session: Session, tenant_id: str, calendar: BillingCalendar)
     return CalendarFrom(boundary, calendar)
 
 
-def begun_between(session: Session, after: datetime | None, until: datetime) -> list[str]:
-    """The tenants of which a later calendar has begun after ``after``, if it is given, and by ``until``."""
+def begun_between(session: Session, after: datetime | None, until: datetime) -> set[tuple[str, datetime]]:
+    """The tenants of which a later calendar has begun after ``after``, if it is given, and by ``until``; and when."""
     begun = [
         col(TenantCalendar.effective_from) > col(TenantCalendar.created_at),
         col(TenantCalendar.effective_from) <= until,
     ]
     if after is not None:
         begun.append(col(TenantCalendar.effective_from) > after)
-    return sorted(set(session.exec(select(TenantCalendar.tenant_id).where(*begun))))
+    return set(session.exec(select(TenantCalendar.tenant_id, TenantCalendar.effective_from).where(*begun)))
 
 
 def check(calendar: BillingCalendar) -> None:

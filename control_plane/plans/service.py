@@ -163,9 +163,11 @@ def find(session: Session, id_or_name: str) -> PlanView | None:
     return _view(plan, _in_force(session, plan.id)) if plan else None
 
 
-def plans_with_scheduled_versions(session: Session, *, after: datetime | None, until: datetime) -> list[str]:
+def plans_with_scheduled_versions(
+    session: Session, *, after: datetime | None, until: datetime
+) -> set[tuple[str, datetime]]:
     """The ids of plans of which a version that was scheduled has begun after ``after``, if it is given, and by
-    ``until``.
+    ``until``; and when.
     """
     begun = [
         col(PlanVersion.effective_from) > col(PlanVersion.created_at),
@@ -173,7 +175,7 @@ def plans_with_scheduled_versions(session: Session, *, after: datetime | None, u
     ]
     if after is not None:
         begun.append(col(PlanVersion.effective_from) > after)
-    return list(session.exec(select(PlanVersion.plan_id).where(*begun).distinct()))
+    return set(session.exec(select(PlanVersion.plan_id, PlanVersion.effective_from).where(*begun)))
 
 
 def _in_force(session: Session, plan_id: str) -> PlanVersion:

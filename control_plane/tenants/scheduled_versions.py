@@ -5,7 +5,8 @@ Fails closed: a gateway that has not received the new version yet holds and repo
 the old prices for a while (``billing.prices.price_book``).
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
 from sqlalchemy import Engine
 
@@ -15,28 +16,33 @@ from control_plane.plans import service as plans
 from control_plane.tenants import service as tenants
 from core.db import database_now, unit_of_work
 
+_LATE_COMMITS: Final = timedelta(minutes=1)  # the longest transaction: what it writes may have begun when it commits
+
 
 class ScheduledVersions:
-    """The worker's look at what has begun since its last look. The first look takes all that ever began, in case no
-    worker ran when it did.
+    """The worker's look at what has begun since its last look, and shortly before, in case it was committed later. The
+    first look takes all that ever began, in case no worker ran when it did.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._looked_at: datetime | None = None
+        self._seen: set[tuple[str, datetime]] = set()
 
     def run_once(self) -> bool:
         """Publish the tenants for which something has begun. Always returns False."""
         with unit_of_work(self._engine) as session:
             now = database_now(session)
-            for plan_id in plans.plans_with_scheduled_versions(session, after=self._looked_at, until=now):
-                tenants.publish_tenants_of_plan(session, plan_id)
-            begun = {
-                *assignments.begun_between(session, self._looked_at, now),
-                *overrides.changed_between(session, self._looked_at, now),
-                *terms.begun_between(session, self._looked_at, now),
+            after = None if self._looked_at is None else self._looked_at - _LATE_COMMITS
+            of_plans = plans.plans_with_scheduled_versions(session, after=after, until=now)
+            of_tenants = {
+                *assignments.begun_between(session, after, now),
+                *overrides.changed_between(session, after, now),
+                *terms.begun_between(session, after, now),
             }
-            for tenant_id in sorted(begun):
+            for plan_id in sorted({plan_id for plan_id, _ in of_plans - self._seen}):
+                tenants.publish_tenants_of_plan(session, plan_id)
+            for tenant_id in sorted({tenant_id for tenant_id, _ in of_tenants - self._seen}):
                 tenants.begin_assigned_plan(session, tenant_id)
-        self._looked_at = now
+        self._looked_at, self._seen = now, of_plans | of_tenants
         return False

@@ -114,6 +114,32 @@ def test_gateways_get_the_plan_when_its_instant_comes(api, engine, relay, redis,
     worker.dispose()
 
 
+def test_gateways_get_a_plan_that_is_committed_after_its_instant(api, engine, relay, redis):
+    small, large = api.plan(), api.plan(prices={"output_nanos": 7})
+    tenant = api.tenant(small["name"])
+    scheduled = ScheduledVersions(engine)
+    scheduled.run_once()
+    with engine.begin() as late:
+        begins = late.execute(
+            sa.text(
+                "INSERT INTO plan_assignments VALUES (:t, clock_timestamp() + interval '50 ms', :p, clock_timestamp())"
+                " RETURNING effective_from"
+            ),
+            {"t": tenant.id, "p": large["id"]},
+        ).scalar_one()
+        wait_until(lambda: datetime.now(UTC) > begins, what="the instant")
+        scheduled.run_once()
+        drain(relay)
+        assert grant(redis, tenant).prices.output_nanos != 7
+    scheduled.run_once()
+    drain(relay)
+    assert grant(redis, tenant).prices.output_nanos == 7
+    version = redis.hget(redis_keys.snapshot("tenants"), tenant.id)
+    scheduled.run_once()
+    assert not relay.run_once(), "what was published is not published again"
+    assert redis.hget(redis_keys.snapshot("tenants"), tenant.id) == version
+
+
 def test_gateways_count_spending_by_the_days_of_a_new_calendar_when_it_begins(
     api, engine, relay, redis, postgres_settings
 ):
