@@ -12,6 +12,7 @@ from billing.costs.cost_functions import FittedFunction
 from billing.costs.price_book import DatedOutsidePrice, DatedRate
 from billing.costs.report import CostGrouping, ModelEconomics
 from billing.costs.settings import CostSettings
+from billing.periods import aware
 from billing.tax.profiles import read_seller
 from control_plane.audit import service as audit
 from control_plane.costs.schemas import (
@@ -100,10 +101,12 @@ def focus_lines(engine: Engine, *, start: datetime | None, end: datetime | None)
 
 
 def period(start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:
-    """The given period; by default from the first of the UTC month to the end of the running hour."""
+    """The given period; by default from the first of the UTC month to the end of the running hour. Raises InvalidRequest
+    for an instant that no period can hold.
+    """
     this_hour = clock.now().replace(minute=0, second=0, microsecond=0)
-    end = end or this_hour + timedelta(hours=1)
-    return start or (end - timedelta(hours=1)).replace(day=1, hour=0), end
+    end = this_hour + timedelta(hours=1) if end is None else aware(end, "end")
+    return (end - timedelta(hours=1)).replace(day=1, hour=0) if start is None else aware(start, "start"), end
 
 
 def _function(found: FittedFunction) -> CostFunctionView:

@@ -189,6 +189,8 @@ def test_a_body_without_a_length_is_bounded(shared_api):
         ("/api/v1/admin/tenants?cursor=forged", "cursor"),
         ("/api/v1/admin/tenants?cursor=YWZ0ZXI6JzsgRFJPUCBUQUJMRQ", "cursor"),
         ("/api/v1/admin/tenants?cursor=%00", "cursor"),
+        ("/api/v1/admin/costs?start=0001-01-01T00:00:00Z", "start"),
+        ("/api/v1/admin/costs?end=0001-01-01T00:00:00Z", "end"),
         ("/api/v1/admin/tenants?cursor=" + "A" * 5000, "cursor"),
     ],
 )
