@@ -101,8 +101,8 @@ def focus_lines(engine: Engine, *, start: datetime | None, end: datetime | None)
 
 
 def period(start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:
-    """The given period; by default from the first of the UTC month to the end of the running hour. Raises InvalidRequest
-    for an instant that no period can hold.
+    """The given period; by default from the first of the UTC month to the end of the running hour. Raises
+    InvalidRequest for an instant that no period can hold.
     """
     this_hour = clock.now().replace(minute=0, second=0, microsecond=0)
     end = this_hour + timedelta(hours=1) if end is None else aware(end, "end")

@@ -136,7 +136,9 @@ def test_an_instant_that_no_period_can_hold_is_refused_at_its_field(shared_api, 
     url = f"/api/v1/{path.format(plan=plan['id'], tenant=tenant.id)}"
     response = shared_api.admin.request(method, url, json=body | {param: instant})
     problem = response.json()
-    assert (response.status_code, problem["code"], problem["param"]) == (400, "instant_out_of_range", param), response.text
+    assert (response.status_code, problem["code"], problem["param"]) == (400, "instant_out_of_range", param), (
+        response.text
+    )
     assert "use an instant of the years 2000 to 9000" in problem["detail"]
 
 
