@@ -85,9 +85,7 @@ def settle_top_up(session: Session, books: Books, payment: StripePayment) -> str
     if tenant_of(session, payment.customer) != top_up.tenant_id:
         return "the payment's customer is another tenant's"
     if payment.status != "succeeded":
-        if payment.status == "canceled" or (payment.status == _NOT_PAID and _was_charged(session, top_up)):
-            fail_top_up(session, top_up.id, f"the payment is {payment.status}", needs_owner=False)
-        return f"the payment is {payment.status}"
+        return _end_if_over(session, top_up, payment)
     if not _is_usd(session, payment, top_up.tenant_id):
         return f"the payment is in {payment.currency}"
     if not _received(session, payment, top_up.tenant_id, top_up_id=top_up.id):
@@ -117,13 +115,22 @@ def settle_top_up(session: Session, books: Books, payment: StripePayment) -> str
     return None
 
 
-def leave_page(session: Session, page: StripePage, customer: str | None) -> str:
-    """End the top-up of a page that closed without a payment. Returns what happened."""
+def _end_if_over(session: Session, top_up: TopUp, payment: StripePayment) -> str | None:
+    """End a top-up whose payment cannot succeed any more."""
+    reason = f"the payment is {payment.status}"
+    if payment.status == "canceled" or (payment.status == _NOT_PAID and _was_charged(session, top_up)):
+        fail_top_up(session, top_up.id, reason, needs_owner=False)
+        return None
+    return reason
+
+
+def leave_page(session: Session, page: StripePage, customer: str | None) -> str | None:
+    """End the top-up of a page that closed without a payment. Returns why nothing was done."""
     top_up = session.get(TopUp, page.our_id, with_for_update=True) if page.our_id else None
     if top_up is None or tenant_of(session, customer) != top_up.tenant_id:
         return "the page is for no top-up of its customer"
     fail_top_up(session, top_up.id, f"the page is {page.status} and was not paid", needs_owner=False)
-    return f"the page is {page.status} and was not paid"
+    return None
 
 
 def _was_charged(session: Session, top_up: TopUp) -> bool:

@@ -141,6 +141,8 @@ def test_a_top_up_whose_page_expires_has_failed(stage):
         {"id": top_up, "state": "failed"} for top_up in sorted((untouched, declined))
     ]
     assert credit(stage, tenant) == []
+    expired = stage.rows("SELECT DISTINCT state FROM stripe_events WHERE type = 'checkout.session.expired'")
+    assert expired == [{"state": "handled"}]
 
 
 def test_a_payment_that_fails_or_is_canceled_later_ends_its_top_up(stage):
