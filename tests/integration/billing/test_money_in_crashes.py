@@ -31,6 +31,7 @@ from tests.fixtures.stripe_simulator import TEST_KEY, RunningSimulator
 from tests.integration.billing.conftest import Stage
 from tests.integration.billing.payments.conftest import PaymentStage
 
+DEAR_TOKENS = 100_000  # hundreds of dollars
 VICTIMS = ("worker", "life", "postgres")
 QUEUED = "SELECT count(*) FROM payment_queues WHERE next_attempt_at IS NOT NULL AND stopped_at IS NULL"
 STOPPED = "SELECT tenant_id, stopped_reason FROM payment_queues WHERE stopped_at IS NOT NULL"
@@ -160,7 +161,10 @@ def test_crashes_leave_money_whole_here_and_at_stripe(platform, redis_settings, 
             platform.start(victim)
             checks.check()
         platform.crash("life")
+        published += [stage.event(tenant_id, output_tokens=DEAR_TOKENS) for tenant_id in world.tenant_ids]
+        stage.publish(*published[-len(world.tenant_ids) :])
         wait_until(lambda: stage.reconcile().unprocessed_events == 0, timeout_s=120, what="the end of the stream")
+        assert stage.close(), "what no credit covers is collected"
         wait_until(lambda: stage.value(QUEUED) + stage.value(UNHANDLED) == 0, timeout_s=240, what="the end of payments")
         platform.crash("worker")
     checks.check()
