@@ -135,11 +135,10 @@ def is_due(engine: sa.Engine, redis: redis_client.Redis) -> bool:
     return recorded
 
 
-def tenants_of_month(engine: sa.Engine) -> list[str]:
+def tenants_of_month(session: Session) -> list[str]:
     """The tenants that have used anything in the current UTC month, by the database's clock."""
-    with unit_of_work(engine) as session:
-        this_month = col(UsageMonth.month) == month_start(database_now(session))
-        return list(session.exec(select(UsageMonth.tenant_id).where(this_month).distinct()))
+    this_month = col(UsageMonth.month) == month_start(database_now(session))
+    return list(session.exec(select(UsageMonth.tenant_id).where(this_month).distinct()))
 
 
 def drift(

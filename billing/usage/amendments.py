@@ -45,6 +45,12 @@ def read_amended(session: Session, request_id: str) -> AmendedUsageView:
     return _view(session, _record(session, request_id))
 
 
+def tenants_amended_since(session: Session, instant: datetime) -> list[str]:
+    """The tenants of which usage was amended or voided at or after an instant."""
+    lately = col(UsageAmendment.created_at) >= instant
+    return list(session.exec(select(UsageAmendment.tenant_id).where(lately).distinct()))
+
+
 def amend(
     session: Session, request_id: str, quantities: AmendedQuantities, *, reason: str, actor: str
 ) -> AmendedUsageView:

@@ -5,10 +5,12 @@ import pytest
 from billing import metrics, quota_drift, quota_rebuild
 from billing.quota_drift import QuotaDrift
 from billing.stream import read_backlog
+from billing.usage import amendments
 from core import redis_keys
+from core.db import unit_of_work
 from tests.conftest import wait_until
+from tests.fixtures.billing_worker import environment, worker
 from tests.integration.billing.test_quota_rebuild import COUNTS, Platform
-from tests.integration.billing.test_worker import environment, worker
 
 
 @pytest.fixture
@@ -67,6 +69,23 @@ def test_a_worker_that_starts_compares_every_tenant_of_the_month(stage, platform
     drift.run_once(read_backlog(stage.redis))
     drift.run_once(read_backlog(stage.redis))
     assert platform.counts() == before
+
+
+def test_the_quota_follows_usage_that_is_voided(stage, platform, drift):
+    tenant_id = platform.tenant()
+    platform.publish()
+    platform.serve(tenant_id)
+    before = platform.counts()
+    drift.run_once(read_backlog(stage.redis))
+    platform.serve(tenant_id)
+    stage.drain()
+    newest = stage.value("SELECT request_id FROM usage_records ORDER BY settled_at DESC LIMIT 1")
+    with unit_of_work(stage.engine) as session:
+        amendments.void(session, newest, reason="a test of ours", actor="key_admin")
+    differed = metrics.QUOTA_DRIFTS._value.get()
+    drift.run_once(read_backlog(stage.redis))
+    assert platform.counts()[redis_keys.tenant_quota(tenant_id)] == before[redis_keys.tenant_quota(tenant_id)]
+    assert metrics.QUOTA_DRIFTS._value.get() == differed, "nobody has to look for a cause"
 
 
 def test_drift_in_money_is_corrected_except_for_rounding(stage, platform, drift):
