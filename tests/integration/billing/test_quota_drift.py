@@ -85,7 +85,7 @@ def test_the_quota_follows_usage_that_is_voided(stage, platform, drift):
     differed = metrics.QUOTA_DRIFTS._value.get()
     drift.run_once(read_backlog(stage.redis))
     assert platform.counts()[redis_keys.tenant_quota(tenant_id)] == before[redis_keys.tenant_quota(tenant_id)]
-    assert metrics.QUOTA_DRIFTS._value.get() == differed, "nobody has to look for a cause"
+    assert metrics.QUOTA_DRIFTS._value.get() == differed, "an amendment needs no look for a cause"
 
 
 def test_drift_in_money_is_corrected_except_for_rounding(stage, platform, drift):
