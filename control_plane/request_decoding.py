@@ -18,12 +18,12 @@ from core import strict_json
 from core.errors import InvalidRequest, UnsupportedMedia
 
 _DEPTH_MAX = 64
-_NUL_ESCAPE: Final = b"\\u0000"
 _SHAPES: Final = {
     r"^[a-z0-9][a-z0-9-]{0,62}(?!\n)$": "use lower-case letters, digits and '-', at most 63, and begin with no '-'",
     r"^[a-z0-9][a-z0-9_-]{0,62}(?!\n)$": "use the id or the name of a plan",
     r"^[0-9a-f]{64}(?!\n)$": "write 64 hexadecimal digits in lower case",
     r"^[^\x00-\x1f\x7f]+(?!\n)$": "leave out control characters",
+    r"^ *[^\x00-\x20\x7f][^\x00-\x1f\x7f]*(?!\n)$": "write some words, and leave out control characters",
 }
 """What the patterns of wire types ask for. In Python ``$`` also matches before a newline at the end."""
 
@@ -67,7 +67,7 @@ class StrictRequest(Request[Any, Any, State]):
         field = self.route_handler.parsed_data_field
         assert field is not None, "only handlers with a body read it"
         try:
-            data = msgspec.json.decode(await self.body(), type=field.annotation)
+            return msgspec.json.decode(await self.body(), type=field.annotation)
         except msgspec.ValidationError as error:
             raise invalid_field(error, field.annotation) from error
         except msgspec.DecodeError as error:
@@ -76,9 +76,6 @@ class StrictRequest(Request[Any, Any, State]):
             raise InvalidRequest(
                 "The body is not valid JSON: nested too deeply or not UTF-8.", code="invalid_json"
             ) from error
-        if _NUL_ESCAPE in await self.body():  # an escaped backslash before u0000 has it, too
-            _refuse_nul(msgspec.json.decode(await self.body()))
-        return data
 
 
 def refuse_unknown_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
@@ -95,22 +92,8 @@ def refuse_unknown_parameters(connection: ASGIConnection[Any, Any, Any, Any], ha
             f"{unknown[0]}: unknown query parameter. {fix}", code="unknown_parameter", param=unknown[0]
         )
     for name, value in connection.query_params.multi_items():
-        _refuse_nul(str(value), name)
-
-
-def _refuse_nul(value: Any, path: str = "") -> None:
-    """Refuse a NUL, which Postgres does not store, in any text of a value, at its field."""
-    if isinstance(value, str) and "\x00" in value:
-        raise InvalidRequest(
-            f"{path or 'body'}: has a NUL character; leave it out.", code="nul_character", param=path or None
-        )
-    if isinstance(value, list):
-        for position, each in enumerate(value):
-            _refuse_nul(each, f"{path}[{position}]")
-    if isinstance(value, dict):
-        for key, each in value.items():
-            _refuse_nul(key, path)
-            _refuse_nul(each, f"{path}.{key}" if path else key)
+        if "\x00" in str(value):
+            raise InvalidRequest(f"{name}: has a NUL character; leave it out.", code="nul_character", param=name)
 
 
 def _not_json(body: bytes, error: msgspec.DecodeError) -> InvalidRequest:

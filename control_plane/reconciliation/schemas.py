@@ -6,7 +6,9 @@ import msgspec
 
 from billing.settings import EVENT_KV_PAGE_MS_MAX, EVENT_TOKENS_MAX
 
-Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"\S")]
+Reason = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^ *[^\x00-\x20\x7f][^\x00-\x1f\x7f]*(?!\n)$")
+]
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=EVENT_TOKENS_MAX)]
 
 
