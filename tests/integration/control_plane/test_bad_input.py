@@ -201,6 +201,14 @@ def test_a_wrong_query_parameter_is_named(shared_api, path, param):
     assert (response.status_code, response.json()["param"]) == (400, param), response.text
 
 
+def test_the_source_of_an_outside_price_has_no_control_characters(shared_api):
+    price = {"base_model": "a", "provider": "b", "as_of": "2026-11-01", "currency": "usd", "source": "a\u0000b"}
+    price |= {"input_nanos_per_mtok": 1, "output_nanos_per_mtok": 1}
+    problem = shared_api.admin.post("/api/v1/admin/costs/outside-prices", json=price).json()
+    assert (problem["status"], problem["param"]) == (400, "source"), problem
+    assert problem["detail"] == "source: leave out control characters."
+
+
 @pytest.mark.parametrize("reason", ["a\u0000b", "a\nb", " ", "\n"])
 def test_a_reason_is_words_without_control_characters(shared_api, reason):
     body = {"reason": reason, "output_tokens": 1}
