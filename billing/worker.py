@@ -44,6 +44,7 @@ from billing.stripe_settings import StripeSettings
 from billing.usage.partitions import add_partitions
 from core import db, telemetry
 from core.settings import PostgresSettings, RedisSettings, TelemetrySettings
+from core.struct_types import complete_struct_types
 
 _START: Final = b"0-0"
 _BACKOFF_MS_MIN: Final = 100
@@ -175,6 +176,7 @@ def run() -> None:
     """Build the worker from the environment and run it until SIGTERM or SIGINT."""
     stop = StopRequest()  # first: threads that start later inherit the mask
     telemetry.set_up("billing", TelemetrySettings())
+    complete_struct_types()
     settings = BillingSettings()
     engine = db.connect(PostgresSettings())
     with connect_redis(RedisSettings(), settings) as redis:

@@ -64,6 +64,7 @@ from control_plane.usage.api import OwnQuota, OwnUsage
 from control_plane.usage.organization_api import OrganizationUsage
 from core import db
 from core.request_rate import RequestRate
+from core.struct_types import complete_struct_types
 
 
 def serve(settings: ControlSettings) -> None:
@@ -98,6 +99,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        complete_struct_types()
         # A thread for each request that may run: one that waits for Postgres must not keep another from starting.
         threads = 2 * settings.web.control_requests_max + settings.web.control_admin_requests_max
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="request"))

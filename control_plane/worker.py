@@ -39,6 +39,7 @@ from control_plane.settings import ControlSettings, WorkerSettings
 from control_plane.tenants.scheduled_versions import ScheduledVersions
 from control_plane.tenants.spend_ceilings import SpendCeilings
 from core import db
+from core.struct_types import complete_struct_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +126,7 @@ def _correct_pin_history(engine: Engine) -> bool:
 
 def run(settings: ControlSettings) -> int:
     """Run every loop until SIGTERM or SIGINT. Returns 0 when all of them finished their round in time, 1 otherwise."""
+    complete_struct_types()
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:

@@ -66,14 +66,17 @@ class Platform:
             "TENORA_PAYMENTS_CATCH_UP_S": "1",
         }
         self._redis = redis
+        self._engine: sa.Engine | None = None
         self.settings = PostgresSettings()
         self.world = World((), ())
 
-    def begin(self) -> None:
-        """Start Postgres, with the schema, and no other process yet."""
+    def begin(self) -> sa.Engine:
+        """Start Postgres, with the schema, and no other process yet. Returns the test's connections."""
         self._until_postgres_is_ready()
         self.settings = create_database(self._postgres.url, "crashed")
         operations.migrate(self.settings)
+        self._engine = db.connect(self.settings)
+        return self._engine
 
     def live(self, world: World) -> None:
         self.world = world
@@ -105,10 +108,12 @@ class Platform:
         process.wait()
 
     def require_alive(self) -> None:
-        dead = [name for name, process in self._processes.items() if process.poll() is not None]
+        dead = {name: process.returncode for name, process in self._processes.items() if process.poll() is not None}
         assert not dead, f"{dead} ended by themselves: {self._log.read_text()[-3000:]}"
 
     def end(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
         for process in self._processes.values():
             process.kill()
             process.wait()
@@ -146,8 +151,7 @@ def platform(server_data, redis_settings, simulator, request):
 )
 def test_crashes_leave_money_whole_here_and_at_stripe(platform, redis_settings, simulator, crashes, seed):
     chance = random.Random(seed)
-    platform.begin()
-    engine = db.connect(platform.settings)
+    engine = platform.begin()
     settings = BillingSettings()
     with connect_redis(redis_settings, settings) as redis:
         stage = Stage(engine, redis, settings)
@@ -188,7 +192,6 @@ def test_crashes_leave_money_whole_here_and_at_stripe(platform, redis_settings, 
         row["customer_id"]: at_stripe(payments, row["customer_id"]) for row in found
     }
     assert sum(row["paid"] for row in found) > 0
-    engine.dispose()
 
 
 def _transfers(engine: sa.Engine, platform: Platform) -> int:
