@@ -6,6 +6,7 @@ import sys
 import click
 
 from core import telemetry
+from core.struct_types import complete_struct_types
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,6 +35,7 @@ def replica() -> None:
 
     settings = ReplicaSettings()
     telemetry.set_up("replica", settings)
+    complete_struct_types()
     sys.exit(asyncio.run(run_replica(settings)))
 
 

@@ -13,6 +13,7 @@ from litestar import Litestar
 from uvicorn.supervisors import Multiprocess
 
 from core import telemetry
+from core.struct_types import complete_struct_types
 from data_plane.gateway.app import create_app
 from data_plane.gateway.settings import GatewaySettings
 
@@ -77,6 +78,7 @@ def create_worker_app() -> Litestar:
     )  # prompts are counted one by one, so more threads would not help
     settings = GatewaySettings()
     telemetry.set_up("gateway", settings.model_copy(update={"metrics_port": _free_from(settings.metrics_port)}))
+    complete_struct_types()
     return create_app(settings)
 
 
