@@ -41,33 +41,33 @@ _Key = tuple[TieredQuantity, str]
 """A quantity and the base model of its tiered price, "" for all models."""
 
 
+class Charged(NamedTuple):
+    """The lines of the usage of an invoice, without cents, those of tiers after the others; and what all invoices of
+    the period have billed together with it.
+    """
+
+    lines: list[DraftInvoiceLine]
+    tiers: tuple[TierUse, ...]
+
+
 def charge(
     totals: Sequence[UsageTotal],
     versions: Mapping[str, PriceView],
     included: Taken | None = None,
     billed: Sequence[TierUse] = (),
-) -> list[DraftInvoiceLine]:
-    """The lines of a period, without cents. Lines of tiers come after the others. ``included`` are the units that cost
-    nothing, ``billed`` those that earlier invoices of the period had.
+) -> Charged:
+    """Charge for usage. ``included`` are the units that cost nothing, ``billed`` those that earlier invoices of the
+    period had.
     """
     lines, tiered = _divide(totals, versions, included)
+    units = Counter({msgspec.structs.replace(use, units=0): use.units for use in billed})
     for key in sorted(tiered):
         before = [use for use in billed if (use.quantity, use.base_model or "") == key]
         lines += _tier_lines(sorted(tiered[key], key=_order), before, versions)
-    return lines
-
-
-def tier_uses(
-    totals: Sequence[UsageTotal], versions: Mapping[str, PriceView], included: Taken, billed: Sequence[TierUse]
-) -> tuple[TierUse, ...]:
-    """What the invoices of the period have billed together with this one."""
-    _, tiered = _divide(totals, versions, included)
-    units = Counter({msgspec.structs.replace(use, units=0): use.units for use in billed})
-    for parts in tiered.values():
-        for part in parts:
+        for part in tiered[key]:
             units[_use_of(part)] += part.quantity
-    uses = (msgspec.structs.replace(use, units=count) for use, count in units.items())
-    return tuple(sorted(uses, key=lambda use: (use.quantity, use.base_model or "", use.price_version_id, repr(use))))
+    tiers = (msgspec.structs.replace(use, units=count) for use, count in units.items())
+    return Charged(lines, tuple(sorted(tiers, key=_use_order)))
 
 
 def _divide(
@@ -106,6 +106,10 @@ def _use_of(part: _Part) -> TierUse:
         late=part.total.late_for is not None,
         units=0,
     )
+
+
+def _use_order(use: TierUse) -> tuple[str, ...]:
+    return use.quantity, use.base_model or "", use.price_version_id, repr(use)
 
 
 def _order(part: _Part) -> tuple[bool, str, str, str]:

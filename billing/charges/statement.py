@@ -15,7 +15,7 @@ from billing.charges.discounting import DiscountTerms, discount
 from billing.charges.fees import fee_lines
 from billing.charges.included import take_included
 from billing.charges.lines import DraftInvoiceLine, UsageTotal, amount_line
-from billing.charges.period_charge import charge, tier_uses
+from billing.charges.period_charge import charge
 from billing.charges.proration import TenantTerms
 from billing.charges.resource_charge import ResourceTotal, resource_charge
 from billing.charges.state import PeriodState
@@ -59,14 +59,13 @@ def state_charges(
     included = take_included(terms, billed, used.totals, used.versions, state.pools)
     had = {span.version.id: span.version for span in terms.prices if span.version is not None}
     versions = {**had, **used.versions}
-    lines = charge(used.totals, versions, included.taken, state.tiers)
-    tiers = tier_uses(used.totals, versions, included.taken, state.tiers)
-    lines += resource_charge(used.resources)
+    charged = charge(used.totals, versions, included.taken, state.tiers)
+    lines = [*charged.lines, *resource_charge(used.resources)]
     usage_nanos = _sum(lines)
     lines += fee_lines(terms, billed)
     discounted = discount(_sum(lines), discounts, state.discounts, billed=billed, period_start=around.start)
     lines += discounted.lines
-    state = msgspec.structs.replace(state, pools=included.pools, tiers=tiers, discounts=discounted.uses)
+    state = msgspec.structs.replace(state, pools=included.pools, tiers=charged.tiers, discounts=discounted.uses)
     committed = true_up(terms, billed, _sum(lines), state, closing=closing)
     lines += committed.lines
     if terms.ended is not None and terms.ended <= billed.end:

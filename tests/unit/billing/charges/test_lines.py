@@ -24,7 +24,7 @@ def lines_of(totals: list[UsageTotal]) -> list[DraftInvoiceLine]:
         )
         for total in totals
     }  # fmt: skip
-    return with_cents(charge(totals, versions))
+    return with_cents(charge(totals, versions).lines)
 
 
 def total_of(events: list[UsageEvent], prices: Prices, version: str = "pv_1") -> UsageTotal:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.charges.lines import UsageTotal
-from billing.charges.period_charge import charge, tier_uses
+from billing.charges.period_charge import charge
 from billing.periods import EPOCH
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.views import PriceView
@@ -50,12 +50,12 @@ def used(
 
 
 def cost(total: int, price: TieredPrice) -> int:
-    return sum(line.amount_nanos for line in charge([used(total)], {"pv_1": version(price)}))
+    return sum(line.amount_nanos for line in charge([used(total)], {"pv_1": version(price)}).lines)
 
 
 @pytest.mark.scenario(19)
 def test_graduated_tiers_charge_each_unit_by_its_tier():
-    lines = charge([used(12_000_000)], {"pv_1": version(tiered("graduated"))})
+    lines = charge([used(12_000_000)], {"pv_1": version(tiered("graduated"))}).lines
     assert [(line.tier, int(line.quantity), line.unit_price_nanos) for line in lines] == [
         (1, 1_000_000, 600), (2, 9_000_000, 500), (3, 2_000_000, 400),
     ]  # fmt: skip
@@ -75,7 +75,7 @@ def test_volume_tiers_charge_all_units_by_the_tier_of_the_total(tokens, nanos):
 def test_each_begun_package_costs_its_price(tokens, packages):
     (line,) = charge(
         [used(tokens)], {"pv_1": version(tiered("package", package_units=100_000, package_nanos=50_000_000))}
-    )
+    ).lines
     assert (line.unit, int(line.quantity), line.amount_nanos) == ("package", packages, packages * 50_000_000)
 
 
@@ -93,7 +93,8 @@ def test_a_first_tier_that_is_free_is_included_usage(tokens, nanos):
 @pytest.mark.scenario(26)
 def test_tiers_count_over_all_adapters_and_only_the_models_they_name():
     versions = {"pv_1": version(tiered("graduated", base_model="base"))}
-    lines = charge([used(700_000), used(500_000, adapter_id="ad_1"), used(9_000_000, base_model="other")], versions)
+    totals = [used(700_000), used(500_000, adapter_id="ad_1"), used(9_000_000, base_model="other")]
+    lines = charge(totals, versions).lines
     assert [(line.tier, line.base_model, int(line.quantity)) for line in lines] == [
         (None, "other", 9_000_000), (1, "base", 1_000_000), (2, "base", 200_000),
     ]  # fmt: skip
@@ -104,7 +105,7 @@ def test_page_seconds_have_tiers_too():
     lines = charge(
         [used(0, kv_page_ms=2_500)],
         {"pv_1": version(tiered("graduated", quantity="kv_page_seconds", tiers=steps))},
-    )
+    ).lines
     assert [(str(line.quantity), line.amount_nanos) for line in lines] == [("1.000", 1_001), ("1.500", 1)]
 
 
@@ -112,7 +113,7 @@ def test_a_new_price_version_counts_on_from_where_the_old_one_ended_and_late_usa
     cheaper = tuple(msgspec.structs.replace(step, unit_price_nanos=step.unit_price_nanos // 10) for step in STEPS)
     versions = {"pv_1": version(tiered("graduated")), "pv_2": version(tiered("graduated", tiers=cheaper), number=2)}
     totals = [used(900_000), used(300_000, version_id="pv_2"), used(50_000, late=True)]
-    lines = charge(totals, versions)
+    lines = charge(totals, versions).lines
     assert [(line.price_version_id, line.tier, int(line.quantity), line.late_for is not None) for line in lines] == [
         ("pv_1", 1, 900_000, False), ("pv_2", 1, 100_000, False), ("pv_2", 2, 200_000, False),
         ("pv_1", 2, 50_000, True),
@@ -130,8 +131,8 @@ def test_the_charge_does_not_depend_on_the_order_of_usage(quantities, order, mod
     shuffled = order.sample(totals, len(totals))
     versions = {"pv_1": version(tiered(mode))}
     assert charge(totals, versions) == charge(shuffled, versions)
-    assert sum(line.amount_nanos for line in charge(totals, versions)) == cost(sum(quantities), tiered(mode))
-    assert sum(int(line.quantity) for line in charge(totals, versions)) == sum(quantities)
+    assert sum(line.amount_nanos for line in charge(totals, versions).lines) == cost(sum(quantities), tiered(mode))
+    assert sum(int(line.quantity) for line in charge(totals, versions).lines) == sum(quantities)
 
 
 MODES = {
@@ -145,8 +146,8 @@ def invoiced(price: TieredPrice, *parts: int):
     """The lines of each invoice of one period that is cut into parts."""
     versions, billed, made = {"pv_1": version(price)}, (), []
     for quantity in parts:
-        made.append(charge([used(quantity)], versions, None, billed))
-        billed = tier_uses([used(quantity)], versions, {}, billed)
+        lines, billed = charge([used(quantity)], versions, None, billed)
+        made.append(lines)
     return made
 
 
