@@ -130,12 +130,7 @@ def _book_failed(session: Session, books: Books, payment: ReceivedPayment, refun
     """Money of a refund that failed is with us again. What was bad debt is none; all other goes to the balance."""
     made = session.get(ReturnedPayment, refund.id)
     cents, was_lost = refund.amount_cents, made is not None and made.booked_cents > 0
-    booked = (
-        books.write_off(session, amount_cents=-cents)
-        if was_lost
-        else books.return_to_balance(session, tenant_id=payment.tenant_id, amount_cents=cents)
-    )
-    _returned(session, f"{refund.id}:failed", payment.payment_intent, -cents, -cents, booked)
+    _come_back(session, books, payment, f"{refund.id}:failed", cents, was_lost=was_lost)
     where = "it is no bad debt any more" if was_lost else "it is on the tenant's balance"
     raise_alarm(
         session,
@@ -144,6 +139,18 @@ def _book_failed(session: Session, books: Books, payment: ReceivedPayment, refun
         message=f"{refund.id} over {cents} cents is {refund.status}: the money is with us again, and {where}.",
         dedupe_key=f"refund_failed:{refund.id}",
     )
+
+
+def _come_back(
+    session: Session, books: Books, payment: ReceivedPayment, name: str, cents: int, *, was_lost: bool
+) -> None:
+    """Book money that is with us again: what was bad debt is none, all other goes to the tenant's balance."""
+    booked = (
+        books.write_off(session, amount_cents=-cents)
+        if was_lost
+        else books.return_to_balance(session, tenant_id=payment.tenant_id, amount_cents=cents)
+    )
+    _returned(session, name, payment.payment_intent, -cents, -cents, booked)
 
 
 def record_dispute(session: Session, books: Books, dispute: StripeDispute) -> str | None:
@@ -199,12 +206,7 @@ def _end_dispute(session: Session, books: Books, payment: ReceivedPayment, dispu
     ):
         name = f"{dispute.id}:won:{part}"
         if cents and _is_new(session, name):
-            booked = (
-                books.write_off(session, amount_cents=-cents)
-                if part == "lost"
-                else books.return_to_balance(session, tenant_id=payment.tenant_id, amount_cents=cents)
-            )
-            _returned(session, name, payment.payment_intent, -cents, -cents, booked)
+            _come_back(session, books, payment, name, cents, was_lost=part == "lost")
     if taken is not None:
         raise_alarm(
             session,
