@@ -101,6 +101,28 @@ def test_money_by_hand_explains_itself(cash):
     assert "refund_to_transfer" in cash.payments.alarms()
 
 
+def refunded(cash, *, bought: bool) -> str:
+    """A tenant whose refund of $1.50 is queued: of bought credit, or by a credit note."""
+    if bought:
+        tenant = cash.payments.tenant(tenant_id=cash.stage.tenant())
+        cash.refund_credit(cash.top_up(tenant), 150)
+    else:
+        tenant, invoice = cash.collected.invoice()
+        cash.handle()
+        with unit_of_work(cash.stage.engine) as session:
+            credit_notes.issue_credit_note(
+                session, invoice_id=invoice.id, to="refund", reason="Outage", amount_cents=150
+            )
+    return tenant
+
+
+def cancel_first(cash, tenant: str) -> None:
+    """What an admin does with a queue that has stopped."""
+    cash.payments.change("UPDATE payment_queues SET stopped_at = now(), stopped_reason = 'a test'")
+    with unit_of_work(cash.stage.engine) as session:
+        resuming.resume(session, tenant, cancel=True)
+
+
 @pytest.mark.parametrize("bought", [True, False])
 def test_a_dispute_takes_money_and_a_won_one_brings_it_back(cash, bought):
     if bought:
@@ -143,19 +165,8 @@ def test_a_refund_that_fails_is_on_the_balance_and_one_by_hand_is_bad_debt(cash)
 
 @pytest.mark.parametrize("bought", [True, False])
 def test_a_cancelled_refund_that_is_made_by_hand_at_stripe_is_booked_once(cash, bought):
-    if bought:
-        tenant = cash.payments.tenant(tenant_id=cash.stage.tenant())
-        cash.refund_credit(cash.top_up(tenant), 150)
-    else:
-        tenant, invoice = cash.collected.invoice()
-        cash.handle()
-        with unit_of_work(cash.stage.engine) as session:
-            credit_notes.issue_credit_note(
-                session, invoice_id=invoice.id, to="refund", reason="Outage", amount_cents=150
-            )
-    cash.payments.change("UPDATE payment_queues SET stopped_at = now(), stopped_reason = 'a test'")
-    with unit_of_work(cash.stage.engine) as session:
-        resuming.resume(session, tenant, cancel=True)
+    tenant = refunded(cash, bought=bought)
+    cancel_first(cash, tenant)
     cash.handle()
     for bad_debt in (0, 150):  # the second one replaces no cancelled refund
         cash.payments.sdk.v1.refunds.create({"charge": cash.charge_of(tenant).id, "amount": 150})
@@ -168,21 +179,10 @@ def test_a_cancelled_refund_that_is_made_by_hand_at_stripe_is_booked_once(cash, 
 
 @pytest.mark.parametrize("bought", [True, False])
 def test_a_refund_that_was_made_and_then_cancelled_is_recorded_by_its_event(cash, bought):
-    if bought:
-        tenant = cash.payments.tenant(tenant_id=cash.stage.tenant())
-        cash.refund_credit(cash.top_up(tenant), 150)
-    else:
-        tenant, invoice = cash.collected.invoice()
-        cash.handle()
-        with unit_of_work(cash.stage.engine) as session:
-            credit_notes.issue_credit_note(
-                session, invoice_id=invoice.id, to="refund", reason="Outage", amount_cents=150
-            )
+    tenant = refunded(cash, bought=bought)
     cash.payments.fail("timeout_after", "/v1/refunds", seconds=4)
     assert cash.payments.work(1) == ["postponed"]
-    cash.payments.change("UPDATE payment_queues SET stopped_at = now(), stopped_reason = 'a test'")
-    with unit_of_work(cash.stage.engine) as session:
-        resuming.resume(session, tenant, cancel=True)
+    cancel_first(cash, tenant)
     cash.handle()
     assert cash.cents() == cash.at_stripe(tenant)
     assert cash.payments.value("SELECT sum(amount_cents) FROM returned_payments") == 150
