@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Final
 
 import redis as redis_client
 import sqlalchemy as sa
@@ -22,10 +21,9 @@ from billing.metering import OUTAGES
 from billing.quota_rebuild import Drift
 from billing.stream import StreamBacklog
 from billing.usage.amendments import tenants_amended_since
-from core.db import database_now, unit_of_work
+from core.db import LATE_COMMITS, database_now, unit_of_work
 from core.errors import AppError
 
-_LATE_COMMITS: Final = timedelta(minutes=1)  # an amendment is looked at although it commits after a look
 _EVENTS_MAX = 5_000  # in the stream and the dead letters: one comparison reads them all
 
 _log = structlog.get_logger()
@@ -86,7 +84,7 @@ class QuotaDrift:
         """Remember the tenants of which usage was amended since the last look, and all at the first one."""
         with unit_of_work(self._engine) as session:
             now = database_now(session)
-            amended = tenants_amended_since(session, (self._looked_at or now) - _LATE_COMMITS)
+            amended = tenants_amended_since(session, (self._looked_at or now) - LATE_COMMITS)
             if self._looked_at is None:
                 self.record_active(quota_rebuild.tenants_of_month(session))
         self._tenants.update(dict.fromkeys(amended, True))

@@ -5,8 +5,8 @@ Forbidden to ``data_plane`` and ``adapters``. One request, job or stream batch i
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from sqlalchemy import DateTime, Engine, create_engine, event, func
 from sqlmodel import Session, SQLModel, select
@@ -21,6 +21,10 @@ NAMING = {
     "pk": "pk_%(table_name)s",
 }
 SQLModel.metadata.naming_convention = NAMING
+LATE_COMMITS: Final = timedelta(minutes=1)
+"""Transactions are expected to be over by then. Who looks for what was written since the last look reads so much of the time before it
+again, because what commits late has an earlier time of writing.
+"""
 
 
 def connect(settings: PostgresSettings) -> Engine:

@@ -34,14 +34,13 @@ from billing.subscriptions.terms import calendar_of
 from billing.usage.models import UsageMonth
 from core import redis_keys
 from core.contracts.grants import TenantGrant
-from core.db import database_now, unit_of_work
+from core.db import LATE_COMMITS, database_now, unit_of_work
 from core.spend_windows import WindowBounds, window_at
 
 _TENANT: Final = msgspec.json.Decoder(TenantGrant)
 _REMEMBERED_MAX: Final = 20_000
 _ALL_EVERY: Final = timedelta(hours=1)
 _ALL_AT_ONCE: Final = 100  # of all tenants, in one run: those that use something now do not wait for the others
-_LATE_COMMITS: Final = timedelta(minutes=1)  # a limit is looked at although it commits after a look
 
 
 class LimitAlerts:
@@ -77,7 +76,7 @@ class LimitAlerts:
         """Tenants that set a limit lately, and some of all tenants."""
         with unit_of_work(self._engine) as session:
             now = database_now(session)
-            found = spend_limits.limited_since(session, now - _LATE_COMMITS)
+            found = spend_limits.limited_since(session, now - LATE_COMMITS)
             if self._others_at is None or now >= self._others_at + _ALL_EVERY:
                 self._others |= _used_lately(session, now)
                 self._others_at = now

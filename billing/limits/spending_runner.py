@@ -23,7 +23,7 @@ from billing.limits.terms import top_up_of
 from billing.limits.top_ups import TopUpPayments
 from billing.metering import ActiveTenants
 from billing.subscriptions.billed_until import hold_subscriptions
-from core.db import database_now, unit_of_work
+from core.db import LATE_COMMITS, database_now, unit_of_work
 
 _LEFT: Final = sa.text("""
 SELECT s.tenant_id FROM subscriptions s
@@ -34,7 +34,6 @@ WHERE s.ended_at IS NOT NULL AND s.billed_until >= s.ended_at AND EXISTS (
 )
 """)
 _LEFT_EVERY: Final = timedelta(minutes=1)
-_LATE_COMMITS: Final = timedelta(minutes=1)  # a grant is looked at although it commits after a look
 _INVOICED: Final = sa.text("""
 SELECT c.tenant_id FROM spend_ceilings c
 LEFT JOIN accounts a ON a.tenant_id = c.tenant_id AND a.kind = 'receivable'
@@ -166,7 +165,7 @@ def _expired(session: Session, since: datetime | None, until: datetime, active: 
     """Tenants whose lots have expired since the last look, all at the first look, and those with expired lots whose
     usage was recorded meanwhile.
     """
-    recent = sa.true() if since is None else col(CreditLot.expires_at) > since - _LATE_COMMITS
+    recent = sa.true() if since is None else col(CreditLot.expires_at) > since - LATE_COMMITS
     statement = select(CreditLot.tenant_id).where(
         col(CreditLot.expires_at) <= until, recent | col(CreditLot.tenant_id).in_(active)
     )

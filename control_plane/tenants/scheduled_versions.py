@@ -5,8 +5,7 @@ Fails closed: a gateway that has not received the new version yet holds and repo
 the old prices for a while (``billing.prices.price_book``).
 """
 
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import datetime
 
 from sqlalchemy import Engine
 
@@ -14,9 +13,7 @@ from billing.prices import overrides
 from billing.subscriptions import assignments, terms
 from control_plane.plans import service as plans
 from control_plane.tenants import service as tenants
-from core.db import database_now, unit_of_work
-
-_LATE_COMMITS: Final = timedelta(minutes=1)  # the longest transaction: what it writes may have begun when it commits
+from core.db import LATE_COMMITS, database_now, unit_of_work
 
 
 class ScheduledVersions:
@@ -33,7 +30,7 @@ class ScheduledVersions:
         """Publish the tenants for which something has begun. Always returns False."""
         with unit_of_work(self._engine) as session:
             now = database_now(session)
-            after = None if self._looked_at is None else self._looked_at - _LATE_COMMITS
+            after = None if self._looked_at is None else self._looked_at - LATE_COMMITS
             of_plans = plans.plans_with_scheduled_versions(session, after=after, until=now)
             of_tenants = {
                 *assignments.begun_between(session, after, now),
