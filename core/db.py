@@ -22,8 +22,8 @@ NAMING = {
 }
 SQLModel.metadata.naming_convention = NAMING
 LATE_COMMITS: Final = timedelta(minutes=1)
-"""Transactions are expected to be over by then. Who looks for what was written since the last look reads so much of the time before it
-again, because what commits late has an earlier time of writing.
+"""Transactions are expected to be over by then. Who looks for what was written since the last look reads so much of the
+time before it again, because what commits late has an earlier time of writing.
 """
 
 
