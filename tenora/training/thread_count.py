@@ -6,7 +6,9 @@ threads took 0.57 s. Only a measurement can distinguish the two cases.
 """
 
 import math
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 # A count that is this much slower than the best gets one step instead of two. Its step took long enough.
@@ -15,6 +17,20 @@ _HOPELESS_RATIO: Final = 1.5
 # trial that confirms the count doubles the number: two threads took up to 4 s for a step beside a busy core.
 _STEPS_BETWEEN_TRIALS: Final = 25
 _SLOW_STEPS_MAX: Final = 3
+# They are also tried when so much more of the machine has been idle, in each of so many steps, than after the last
+# trial: another process has ended. A training that did not look computed 50 s on one of two cores, the other idle.
+_FREED_CORES: Final = 0.25
+_FREED_STEPS: Final = 3
+_PROC_STAT: Final = Path("/proc/stat")
+
+
+def idle_core_seconds() -> float:
+    """How long the cores of this machine have been idle, all together, since its start; 0 where Linux does not say."""
+    try:
+        _name, _user, _nice, _system, idle, waiting = _PROC_STAT.read_text().split(maxsplit=6)[:6]
+    except (OSError, ValueError):
+        return 0.0
+    return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")
 
 
 def candidate_counts(cores: int) -> list[int]:
@@ -24,28 +40,33 @@ def candidate_counts(cores: int) -> list[int]:
 
 
 class ThreadCount:
-    """Give each step's time to ``record``, and compute the next step with ``current`` threads."""
+    """Give each step's figures to ``record``, and compute the next step with ``current`` threads."""
 
     def __init__(self, candidates: Iterable[int]) -> None:
         self._candidates = list(candidates)
         self.current = self._candidates[0]
         self._untried = list(self._candidates)
         self._paces: dict[int, float] = {}  # seconds a token, of the counts tried since the last trial began
-        self._steps_since_trial = self._slow_steps = 0
+        self._steps_since_trial = self._slow_steps = self._freed_steps = 0
+        self._idle_cores = 0.0  # in the first step after the last trial
         self._chosen = 0  # by the last trial; 0 before the first
         self._pause_steps = _STEPS_BETWEEN_TRIALS
 
-    def record(self, elapsed_s: float, tokens: int) -> None:
-        """Record that a step of ``tokens`` took ``elapsed_s`` with ``current`` threads."""
+    def record(self, elapsed_s: float, tokens: int, idle_cores: float) -> None:
+        """Record that a step of ``tokens`` took ``elapsed_s`` with ``current`` threads, while so many cores were idle."""
         pace = elapsed_s / tokens
         if self._untried:
             self._try(pace)
             return
         self._steps_since_trial += 1
         self._slow_steps = self._slow_steps + 1 if pace > _HOPELESS_RATIO * self._paces[self.current] else 0
+        if self._steps_since_trial == 1:
+            self._idle_cores = idle_cores
+        self._freed_steps = self._freed_steps + 1 if idle_cores >= self._idle_cores + _FREED_CORES else 0
         # One thread waits for no other, so its slow steps are no reason to try fewer.
         slow = self._slow_steps >= _SLOW_STEPS_MAX and self.current > min(self._candidates)
-        if len(self._candidates) > 1 and (slow or self._steps_since_trial >= self._pause_steps):
+        freed = self._freed_steps >= _FREED_STEPS and self.current < max(self._candidates)
+        if len(self._candidates) > 1 and (slow or freed or self._steps_since_trial >= self._pause_steps):
             self._begin_trial()
 
     def _try(self, pace: float) -> None:
@@ -65,4 +86,4 @@ class ThreadCount:
         """Try the current count first: it is likely the best again, which makes the others' trials short."""
         self._untried = sorted(self._candidates, key=lambda count: count != self.current)
         self._paces = {}
-        self._steps_since_trial = self._slow_steps = 0
+        self._steps_since_trial = self._slow_steps = self._freed_steps = 0

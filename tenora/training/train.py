@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from adapters.base_model_spec import LINEAR_KINDS
 from tenora.training.example_tasks import Example, Task
 from tenora.training.hyperparameters import Recipe
-from tenora.training.thread_count import ThreadCount, candidate_counts
+from tenora.training.thread_count import ThreadCount, candidate_counts, idle_core_seconds
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,15 @@ def train(
     threads = ThreadCount([recipe.threads] if recipe.threads else candidate_counts(len(os.sched_getaffinity(0))))
     steps_by_threads: Counter[int] = Counter()
     for step, batch in enumerate(itertools.islice(_batches(sequences, recipe.batch_examples, seed), steps), 1):
-        begun_s = time.monotonic()
+        begun_s, idle_s = time.monotonic(), idle_core_seconds()
         torch.set_num_threads(threads.current)
         steps_by_threads[threads.current] += 1
         packed = pack(batch, prefix_tokens, causal.dtype)
         loss = answer_loss(causal, packed)
         loss.backward()
         optimizer.step()
-        threads.record(time.monotonic() - begun_s, packed.input_ids.numel())
+        elapsed_s = time.monotonic() - begun_s
+        threads.record(elapsed_s, packed.input_ids.numel(), (idle_core_seconds() - idle_s) / elapsed_s)
         tokens += packed.input_ids.numel()
         losses.append(loss.item())
         progress(step, steps, losses[-1])

@@ -1,23 +1,31 @@
 """The thread count that a training chooses, on simulated machines with given step times."""
 
 import itertools
+import os
+import time
 from collections.abc import Callable
 
 import pytest
 
-from tenora.training.thread_count import ThreadCount, candidate_counts
+from tenora.training import thread_count
+from tenora.training.thread_count import ThreadCount, candidate_counts, idle_core_seconds
 
 IDLE = {1: 0.6, 2: 0.4}
 ONE_CORE_BUSY = {1: 0.6, 2: 2.0}
 
 
-def run(threads: ThreadCount, steps: int, takes_s: Callable[[int], dict[int, float]]) -> list[int]:
+def run(
+    threads: ThreadCount,
+    steps: int,
+    takes_s: Callable[[int], dict[int, float]],
+    idle_cores: Callable[[int], float] = lambda _: 0.0,
+) -> list[int]:
     """The count of each step, where step n takes ``takes_s(n)[count]``, in batches of unequal size."""
     counts = []
     for step in range(steps):
         counts.append(threads.current)
         tokens = 200 + 50 * (step % 3)
-        threads.record(takes_s(step)[threads.current] * tokens / 225, tokens)
+        threads.record(takes_s(step)[threads.current] * tokens / 225, tokens, idle_cores(step))
     return counts
 
 
@@ -60,6 +68,28 @@ def test_a_core_that_becomes_free_is_used_again():
     counts = run(ThreadCount([1, 2]), 80, lambda step: ONE_CORE_BUSY if step < 10 else IDLE)
     assert counts[35:].count(1) <= 4
     assert counts[-1] == 2
+
+
+def test_a_core_that_is_seen_to_be_idle_is_used_after_three_steps():
+    counts = run(
+        ThreadCount([1, 2]), 60, lambda step: ONE_CORE_BUSY if step < 10 else IDLE, lambda step: 0.1 + (step >= 10)
+    )
+    assert counts[:10].count(2) == 1
+    assert counts[10:].count(1) == 3 + 3  # until it is noticed, and the trial after that
+    assert counts[-1] == 2
+
+
+def test_an_idle_core_that_does_not_help_is_tried_as_rarely_as_any():
+    counts = run(ThreadCount([1, 2]), 200, lambda _: ONE_CORE_BUSY, lambda step: 0.9)
+    assert counts.count(2) == 4
+
+
+def test_the_idle_time_of_the_cores_grows_no_faster_than_time_on_all_of_them(monkeypatch, tmp_path):
+    begun_s, idle_s = time.monotonic(), idle_core_seconds()
+    time.sleep(0.2)
+    assert 0 <= idle_core_seconds() - idle_s <= (time.monotonic() - begun_s + 0.02) * (os.cpu_count() or 1)
+    monkeypatch.setattr(thread_count, "_PROC_STAT", tmp_path / "missing")
+    assert idle_core_seconds() == 0
 
 
 def test_a_machine_that_gets_slower_as_a_whole_tries_rarely():
