@@ -17,10 +17,10 @@ _HOPELESS_RATIO: Final = 1.5
 # trial that confirms the count doubles the number: two threads took up to 4 s for a step beside a busy core.
 _STEPS_BETWEEN_TRIALS: Final = 25
 _SLOW_STEPS_MAX: Final = 3
-# They are also tried when so much more of the machine has been idle, in each of so many steps, than after the last
-# trial: another process has ended. A training that did not look computed 50 s on one of two cores, the other idle.
+# They are also tried once another process has ended: when so many more cores have been idle than after the last trial,
+# for an eighth of the pause. A training that did not look computed 50 s on one of two cores, with the other idle.
 _FREED_CORES: Final = 0.25
-_FREED_STEPS: Final = 3
+_PAUSE_TO_FREED_RATIO: Final = 8
 _PROC_STAT: Final = Path("/proc/stat")
 
 
@@ -53,7 +53,7 @@ class ThreadCount:
         self._pause_steps = _STEPS_BETWEEN_TRIALS
 
     def record(self, elapsed_s: float, tokens: int, idle_cores: float) -> None:
-        """Record that a step of ``tokens`` took ``elapsed_s`` with ``current`` threads, while so many cores were idle."""
+        """Record that a step of ``tokens`` took ``elapsed_s`` with ``current`` threads. ``idle_cores``: meanwhile."""
         pace = elapsed_s / tokens
         if self._untried:
             self._try(pace)
@@ -65,7 +65,7 @@ class ThreadCount:
         self._freed_steps = self._freed_steps + 1 if idle_cores >= self._idle_cores + _FREED_CORES else 0
         # One thread waits for no other, so its slow steps are no reason to try fewer.
         slow = self._slow_steps >= _SLOW_STEPS_MAX and self.current > min(self._candidates)
-        freed = self._freed_steps >= _FREED_STEPS and self.current < max(self._candidates)
+        freed = self._freed_steps >= self._pause_steps // _PAUSE_TO_FREED_RATIO and self.current < max(self._candidates)
         if len(self._candidates) > 1 and (slow or freed or self._steps_since_trial >= self._pause_steps):
             self._begin_trial()
 

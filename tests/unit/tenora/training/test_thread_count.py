@@ -79,6 +79,11 @@ def test_a_core_that_is_seen_to_be_idle_is_used_after_three_steps():
     assert counts[-1] == 2
 
 
+def test_cores_whose_idle_time_goes_up_and_down_are_tried_ever_more_rarely():
+    counts = run(ThreadCount([1, 2]), 400, lambda _: ONE_CORE_BUSY, lambda step: step % 100 / 10)
+    assert counts.count(2) <= 8
+
+
 def test_an_idle_core_that_does_not_help_is_tried_as_rarely_as_any():
     counts = run(ThreadCount([1, 2]), 200, lambda _: ONE_CORE_BUSY, lambda step: 0.9)
     assert counts.count(2) == 4
