@@ -9,7 +9,15 @@ from core.errors import InvalidRequest
 from data_plane.gateway.api import fields, tool_schemas
 from data_plane.gateway.api.anthropic_messages import chat_messages
 from data_plane.gateway.api.fields import invalid, unknown
-from data_plane.gateway.api.openai_request import BodyLimits, Call, Kind, check_combinations, empty_call, read_object
+from data_plane.gateway.api.openai_request import (
+    BodyLimits,
+    Call,
+    Kind,
+    Paths,
+    check_combinations,
+    empty_call,
+    read_object,
+)
 
 ACCEPTED: Final[dict[str, str]] = {
     "model": "like chat completions",
@@ -40,6 +48,8 @@ REFUSED: Final = frozenset(
 
 _SAMPLING: Final = ("temperature", "top_p", "top_k")
 _NOT_COUNTED: Final = frozenset({"max_tokens", "stream", "stop_sequences", *_SAMPLING})
+_PATHS: Final = Paths("tools.{}.input_schema", "tool_choice.name", "output_config.format.schema")
+_TOOL_MARKS: Final = frozenset({"type", "cache_control", "eager_input_streaming"})
 _tokens = fields.integer(1, 2**31 - 1)
 
 
@@ -47,6 +57,7 @@ def parse_messages(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
     """A body of ``/v1/messages`` (kind chat) or of ``count_tokens`` (kind tokenize). Raises InvalidRequest."""
     body = read_object(raw, limits)
     call = empty_call(kind, body.pop("model", None))
+    call.paths = _PATHS
     call.messages = chat_messages(
         body.pop("system", None), body.pop("messages", None), messages_max=limits.messages_max
     )
@@ -74,7 +85,7 @@ def _read_field(call: Call, name: str, value: Any) -> bool:
         case "stop_sequences":
             if not isinstance(value, list):
                 raise invalid(name, "a list of at most 4 strings")
-            call.fields["stop"] = fields.stop(name, value)
+            call.fields["stop"] = fields.stop(name, value, ".{}")
         case "stream":
             call.stream = fields.boolean(name, value)
         case "tools":
@@ -98,74 +109,52 @@ def _tools(name: str, value: Any) -> list[dict[str, Any]]:
         raise invalid(name, f"a list of 1 to {tool_schemas.TOOLS_MAX} tools")
     if not value:
         raise invalid(name, "absent or not empty")
-    return tool_schemas.check_tools(name, [_as_function(f"{name}.{index}", tool) for index, tool in enumerate(value)])
+    return tool_schemas.as_tools(name, [_as_function(f"{name}.{index}", tool) for index, tool in enumerate(value)])
 
 
 def _as_function(where: str, tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, dict):
-        raise invalid(where, "an object")
-    if tool.get("type") not in (None, "custom"):
+    if isinstance(tool, dict) and tool.get("type") not in (None, "custom"):
         raise InvalidRequest(
             f"`{where}.type` must be `custom`: tools that run on a server are not offered here.",
             code="unsupported_parameter",
             param=f"{where}.type",
         )
-    function: dict[str, Any] = {}
-    for key, item in tool.items():
-        match key:
-            case "name" | "description" | "strict":
-                function[key] = item
-            case "input_schema":
-                function["parameters"] = item
-            case "type" | "cache_control" | "eager_input_streaming":
-                pass
-            case _:
-                raise unknown(f"{where}.{key}")
+    function = tool_schemas.check_function(where, tool, schema="input_schema", passed=_TOOL_MARKS)
     if "parameters" not in function:
         raise invalid(f"{where}.input_schema", "a JSON Schema")
-    return {"type": "function", "function": function}
+    return function
 
 
 def _tool_choice(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise invalid(name, "an object")
-    kind = value.get("type")
-    if kind not in ("auto", "any", "none", "tool"):
-        raise invalid(f"{name}.type", "`auto`, `any`, `none` or `tool`")
-    for key in value:
-        if key not in ("type", "disable_parallel_tool_use") and not (key == "name" and kind == "tool"):
-            raise unknown(f"{name}.{key}")
-    chosen: dict[str, Any] = {}
-    if kind == "tool":
-        named = {"type": "function", "function": {"name": value.get("name")}}
-        chosen["tool_choice"] = tool_schemas.check_tool_choice(name, named)
-    else:
-        chosen["tool_choice"] = "required" if kind == "any" else kind
-    if (single := value.get("disable_parallel_tool_use")) is not None:
-        chosen["parallel_tool_calls"] = not fields.boolean(f"{name}.disable_parallel_tool_use", single)
-    return chosen
+    kind = value.get("type") if isinstance(value, dict) else None
+    named = ("name",) if kind == "tool" else ()
+    given = fields.members(name, value, "type", "disable_parallel_tool_use", *named)
+    match kind:
+        case "auto" | "none":
+            choice: Any = kind
+        case "any":
+            choice = "required"
+        case "tool":
+            tool = tool_schemas.check_name(f"{name}.name", given.get("name"))
+            choice = {"type": "function", "function": {"name": tool}}
+        case _:
+            raise invalid(f"{name}.type", "`auto`, `any`, `none` or `tool`")
+    if (single := given.get("disable_parallel_tool_use")) is None:
+        return {"tool_choice": choice}
+    parallel = not fields.boolean(f"{name}.disable_parallel_tool_use", single)
+    return {"tool_choice": choice, "parallel_tool_calls": parallel}
 
 
 def _output_config(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise invalid(name, "an object")
-    for key in value:
-        if key not in ("effort", "format"):
-            raise unknown(f"{name}.{key}")
-    form = value.get("format")
-    if form is None:
+    if (form := fields.members(name, value, "effort", "format").get("format")) is None:
         return {}
-    if not isinstance(form, dict) or form.keys() != {"type", "schema"} or form["type"] != "json_schema":
-        raise invalid(f"{name}.format", '{"type": "json_schema", "schema": ...}')
-    schema = tool_schemas.check_schema(f"{name}.format.schema", form["schema"])
+    given = fields.members(f"{name}.format", form, "type", "schema")
+    if given.get("type") != "json_schema":
+        raise invalid(f"{name}.format.type", "`json_schema`")
+    schema = tool_schemas.check_schema(f"{name}.format.schema", given.get("schema"))
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 
 def _session(name: str, value: Any) -> str:
-    if not isinstance(value, dict):
-        raise invalid(name, "an object")
-    for key in value:
-        if key != "user_id":
-            raise unknown(f"{name}.{key}")
-    user = value.get("user_id")
+    user = fields.members(name, value, "user_id").get("user_id")
     return "" if user is None else fields.text(f"{name}.user_id", user, chars_max=fields.SESSION_CHARS_MAX)

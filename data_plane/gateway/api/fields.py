@@ -5,7 +5,7 @@ field; the reference page of requests is generated from them.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, Final
 
 from core.errors import InvalidRequest
@@ -66,6 +66,19 @@ def boolean(name: str, value: Any) -> bool:
     return value
 
 
+def members(where: str, value: Any, *keys: str, passed: Container[str] = ()) -> dict[str, Any]:
+    """The members of an object, without those that are null or in ``passed``. Raises InvalidRequest that names a member
+    of no other ``keys`` by its own path. ``where`` is the object's path in the words of the caller's API.
+    """
+    if not isinstance(value, dict):
+        raise invalid(where, "an object")
+    found = {key: member for key, member in value.items() if member is not None and key not in passed}
+    for key in found:
+        if key not in keys:
+            raise unknown(f"{where}.{key}")
+    return found
+
+
 def service_tier(name: str, value: Any) -> str:
     """Any of OpenAI's tiers."""
     if not isinstance(value, str) or value not in _TIERS:
@@ -73,12 +86,12 @@ def service_tier(name: str, value: Any) -> str:
     return value
 
 
-def stop(name: str, value: Any) -> list[str]:
-    """One string or up to four, each of 1 to 64 characters."""
+def stop(name: str, value: Any, place: str = "[{}]") -> list[str]:
+    """One string or up to four, each of 1 to 64 characters. ``place`` follows the name of one in the list."""
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or len(values) > 4:
         raise invalid(name, "a string or a list of at most 4 strings")
-    return [text(f"{name}[{index}]", item, chars_max=64, empty=False) for index, item in enumerate(values)]
+    return [text(name + place.format(index), item, chars_max=64, empty=False) for index, item in enumerate(values)]
 
 
 def logit_bias(name: str, value: Any) -> dict[str, float]:
@@ -94,12 +107,8 @@ def logit_bias(name: str, value: Any) -> dict[str, float]:
 
 def stream_options(name: str, value: Any) -> dict[str, bool]:
     """``include_usage`` and ``continuous_usage_stats``: which usage the caller wants to see."""
-    if not isinstance(value, dict):
-        raise invalid(name, "an object")
-    for key in value:
-        if key not in ("include_usage", "continuous_usage_stats"):
-            raise unknown(f"{name}.{key}")
-    return {key: boolean(f"{name}.{key}", flag) for key, flag in value.items()}
+    given = members(name, value, "include_usage", "continuous_usage_stats")
+    return {key: boolean(f"{name}.{key}", flag) for key, flag in given.items()}
 
 
 def template_options(name: str, value: Any) -> dict[str, bool]:

@@ -34,12 +34,11 @@ def grammars_of(call: Call) -> Iterator[Grammar]:
     schema = form["json_schema"]["schema"] if form.get("type") == "json_schema" else None
     choice = call.fields.get("tool_choice", "auto")
     if schema is not None and (not call.tools or choice in ("none", "auto")):
-        param = "response_format.json_schema.schema"
-        yield Grammar(kind="json_schema", source=msgspec.json.encode(schema), param=param)
+        yield Grammar(kind="json_schema", source=msgspec.json.encode(schema), param=call.paths.answer_schema)
     if not call.tools or choice == "none":
         return
     indexed = [
-        (f"tools[{index}].function.parameters", tool["function"])
+        (call.paths.tool_schema.format(index), tool["function"])
         for index, tool in enumerate(call.tools)
         if isinstance(choice, str) or tool["function"]["name"] == choice["function"]["name"]
     ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -25,11 +25,22 @@ _n = fields.integer(1, fields.N_MAX)
 _logprobs = fields.integer(0, 5)
 
 
+class Paths(NamedTuple):
+    """Where a caller's API holds what later checks name in errors."""
+
+    tool_schema: str = "tools[{}].function.parameters"
+    chosen_tool: str = "tool_choice.function.name"
+    answer_schema: str = "response_format.json_schema.schema"
+
+
+OPENAI_PATHS: Final = Paths()
+
+
 @dataclass(slots=True, kw_only=True)
 class Call:
     """A caller's parsed request. ``fields`` are forwarded unchanged; the gateway decides the rest. ``session`` is the
     caller's name for its session, and is not forwarded. ``service_tier`` is the tier that it asked for.
-    ``max_tokens_param`` is the parameter in which the caller sent ``max_tokens``.
+    ``max_tokens_param`` is the parameter in which the caller sent ``max_tokens``; ``paths`` are those of its API.
     """
 
     kind: Kind
@@ -45,6 +56,7 @@ class Call:
     session: str = ""
     service_tier: str | None = None
     max_tokens_param: str = "max_tokens"
+    paths: Paths = OPENAI_PATHS
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +128,7 @@ def check_combinations(call: Call, options: dict[str, bool]) -> None:
     if isinstance(choice, dict) and choice["function"]["name"] not in {
         tool["function"]["name"] for tool in call.tools or ()
     }:
-        raise invalid("tool_choice.function.name", "the name of a function in `tools`")
+        raise invalid(call.paths.chosen_tool, "the name of a function in `tools`")
 
 
 def engine_body(call: Call, *, model: str, max_tokens: int, cache_salt: str) -> bytes:

@@ -1,12 +1,14 @@
 """Static bounds on JSON Schemas and tools. ``schema_compiler.py`` checks whether a schema compiles."""
 
 import re
+from collections.abc import Container
 from typing import Any, Final
 
 import msgspec
 
 from core.errors import InvalidRequest
-from data_plane.gateway.api.fields import boolean, invalid, text, unknown, unsupported
+from data_plane.gateway.api import fields
+from data_plane.gateway.api.fields import invalid, text
 
 SCHEMA_BYTES_MAX: Final = 16_384
 SCHEMA_DEPTH_MAX: Final = 16
@@ -49,77 +51,99 @@ def check_schema(name: str, schema: Any) -> dict[str, Any]:
 
 def check_response_format(name: str, value: Any) -> dict[str, Any]:
     """``text``, ``json_object`` or ``json_schema``."""
-    if not isinstance(value, dict):
-        raise invalid(name, "an object")
-    kind = value.get("type")
-    allowed = {"type", "json_schema"} if kind == "json_schema" else {"type"}
-    for key in value:
-        if key not in allowed:
-            raise unknown(f"{name}.{key}")
-    if kind in ("text", "json_object"):
-        return {"type": kind}
+    kind = _type_of(name, value, "text", "json_object", "json_schema")
     if kind != "json_schema":
-        raise unsupported(f"{name}.type") if isinstance(kind, str) else invalid(f"{name}.type", "a string")
-    return {"type": "json_schema", "json_schema": _check_named_schema(f"{name}.json_schema", value.get("json_schema"))}
+        fields.members(name, value, "type")
+        return {"type": kind}
+    given = fields.members(name, value, "type", "json_schema")
+    return {"type": kind, "json_schema": _check_named_schema(f"{name}.json_schema", given.get("json_schema"))}
 
 
 def _check_named_schema(outer: str, wrapper: Any) -> dict[str, Any]:
-    if not isinstance(wrapper, dict):
-        raise invalid(outer, "an object")
-    checked = _check_named(outer, wrapper, schema="schema", description_chars_max=1024)
-    if "name" not in checked or "schema" not in checked:
-        raise invalid(outer, "an object with `name` and `schema`")
+    checked = _check_named(outer, wrapper, "schema", description_chars_max=1024)
+    if "schema" not in checked:
+        raise invalid(f"{outer}.schema", "a JSON Schema")
     return checked
 
 
 def check_tools(name: str, value: Any) -> list[dict[str, Any]]:
-    """At most 32 functions, each with a bounded schema, and a bound on all schemas together."""
-    if not isinstance(value, list) or not 1 <= len(value) <= TOOLS_MAX:
+    """OpenAI's list of tools: functions only."""
+    if not isinstance(value, list):
         raise invalid(name, f"a list of 1 to {TOOLS_MAX} tools")
-    tools = [_check_tool(f"{name}[{index}]", tool) for index, tool in enumerate(value)]
-    if sum(len(msgspec.json.encode(tool["function"].get("parameters"))) for tool in tools) > TOOLS_BYTES_MAX:
+    return as_tools(name, [_check_tool(f"{name}[{index}]", tool) for index, tool in enumerate(value)])
+
+
+def check_function(where: str, value: Any, *, schema: str, passed: Container[str] = ()) -> dict[str, Any]:
+    """A function of the caller's API as OpenAI's. ``schema`` is the name of its JSON Schema there, ``passed`` are its
+    members without effect.
+    """
+    checked = _check_named(where, value, schema, description_chars_max=8192, passed=passed)
+    if schema in checked:
+        checked["parameters"] = checked.pop(schema)
+    return checked
+
+
+def as_tools(name: str, functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Checked functions as OpenAI's tools, within the bounds on all of them together."""
+    if not 1 <= len(functions) <= TOOLS_MAX:
+        raise invalid(name, f"a list of 1 to {TOOLS_MAX} tools")
+    if sum(len(msgspec.json.encode(function.get("parameters"))) for function in functions) > TOOLS_BYTES_MAX:
         raise _too_complex(name, f"the schemas of all tools are larger than {TOOLS_BYTES_MAX} bytes together")
-    return tools
+    return [{"type": "function", "function": function} for function in functions]
 
 
 def check_tool_choice(name: str, value: Any) -> str | dict[str, Any]:
     """``none``, ``auto``, ``required`` or one named function."""
-    if value in ("none", "auto", "required") and isinstance(value, str):
+    if isinstance(value, str) and value in ("none", "auto", "required"):
         return value
-    if isinstance(value, dict) and value.keys() == {"type", "function"} and value["type"] == "function":
-        function = value["function"]
-        if isinstance(function, dict) and function.keys() == {"name"}:
-            return {"type": "function", "function": {"name": _name(f"{name}.function.name", function["name"])}}
-    raise invalid(name, '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}')
+    if not isinstance(value, dict):
+        raise invalid(name, '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}')
+    _type_of(name, value, "function")
+    function = fields.members(name, value, "type", "function").get("function")
+    chosen = fields.members(f"{name}.function", function, "name").get("name")
+    return {"type": "function", "function": {"name": check_name(f"{name}.function.name", chosen)}}
+
+
+def check_name(name: str, value: Any) -> str:
+    """The name of a function or a schema."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise invalid(name, "1 to 64 letters, digits, dots, dashes or underscores")
+    return value
 
 
 def _check_tool(name: str, tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, dict) or tool.keys() != {"type", "function"} or tool["type"] != "function":
-        raise invalid(name, '{"type": "function", "function": {...}}')
-    function = tool["function"]
-    if not isinstance(function, dict):
-        raise invalid(f"{name}.function", "an object")
-    checked = _check_named(f"{name}.function", function, schema="parameters", description_chars_max=8192)
-    if "name" not in checked:
-        raise invalid(f"{name}.function.name", "a string")
-    return {"type": "function", "function": checked}
+    _type_of(name, tool, "function")
+    function = fields.members(name, tool, "type", "function").get("function")
+    return check_function(f"{name}.function", function, schema="parameters")
 
 
-def _check_named(outer: str, fields: dict[str, Any], *, schema: str, description_chars_max: int) -> dict[str, Any]:
-    """Check the common fields of a named schema and a function. ``schema`` names the field with the JSON Schema."""
-    checked: dict[str, Any] = {}
-    for key, item in fields.items():
-        field = f"{outer}.{key}"
-        if key == "name":
-            checked[key] = _name(field, item)
-        elif key == "description":
-            checked[key] = text(field, item, chars_max=description_chars_max)
+def _type_of(where: str, value: Any, *kinds: str) -> str:
+    """The ``type`` of an object, which decides its other members: one of ``kinds``."""
+    if not isinstance(value, dict):
+        raise invalid(where, "an object")
+    kind = value.get("type")
+    if isinstance(kind, str) and kind in kinds:
+        return kind
+    expected = " or ".join(f'"{each}"' for each in kinds)
+    if isinstance(kind, str):
+        raise fields.unsupported(f"{where}.type", f"it must be {expected}")
+    raise invalid(f"{where}.type", expected)
+
+
+def _check_named(
+    where: str, value: Any, schema: str, *, description_chars_max: int, passed: Container[str] = ()
+) -> dict[str, Any]:
+    """Check a function or a named schema, which have the same members but for the JSON Schema's name."""
+    given = fields.members(where, value, "name", "description", "strict", schema, passed=passed)
+    checked: dict[str, Any] = {"name": check_name(f"{where}.name", given.get("name"))}
+    for key, member in given.items():
+        field = f"{where}.{key}"
+        if key == "description":
+            checked[key] = text(field, member, chars_max=description_chars_max)
         elif key == schema:
-            checked[key] = check_schema(field, item)
-        elif key != "strict":
-            raise unknown(field)
-        elif item is not None:
-            checked[key] = boolean(field, item)
+            checked[key] = check_schema(field, member)
+        elif key == "strict":
+            checked[key] = fields.boolean(field, member)
     return checked
 
 
@@ -186,12 +210,6 @@ def _resolve(name: str, schema: dict[str, Any], pointer: str) -> Any:
 def _check_pattern(name: str, pattern: str) -> None:
     if len(pattern) > PATTERN_CHARS_MAX:
         raise _too_complex(name, f"a pattern is longer than {PATTERN_CHARS_MAX} characters")
-
-
-def _name(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise invalid(name, "1 to 64 letters, digits, dots, dashes or underscores")
-    return value
 
 
 def _bad_schema(name: str, reason: str) -> InvalidRequest:

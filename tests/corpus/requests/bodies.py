@@ -67,6 +67,7 @@ _HALF = "\ud800"
 _SHOWN = "\\ud800"
 _ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "something"}}}
+_GOOD_TOOL = {"type": "function", "function": {"name": "f"}}
 _IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
 _BIG_ENUM = {"type": "string", "enum": [str(i) for i in range(129)]}
 _WIDE = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(513)}}
@@ -209,7 +210,7 @@ BAD_BODIES = [
         _schema("unknown type", {"type": "something"}, "schema_invalid"),
         _schema("schema as list", [], "schema_invalid"),
         _chat("tool with unknown type", "schema_invalid", "tools[0].function.parameters", tools=[_TOOL]),
-        _chat("33 tools", "invalid_value", "tools", tools=[_TOOL] * 33),
+        _chat("33 tools", "invalid_value", "tools", tools=[_GOOD_TOOL] * 33),
         _chat("tool choice without tools", "invalid_value", "tool_choice", tool_choice="auto"),
     ),
     *_row(
@@ -285,6 +286,24 @@ BAD_BODIES = [
             "stream options without stream", "invalid_value", "stream_options", stream_options={"include_usage": True}
         ),
         _chat("stream option", "unknown_parameter", "stream_options.x", stream=True, stream_options={"x": True}),
+        *[
+            _chat(f"{key} of {path}", "unknown_parameter", f"{path}.{key}", **{path.split("[")[0].split(".")[0]: value})
+            for path, key, value in [
+                ("tools[0]", "cache_control", [{**_GOOD_TOOL, "cache_control": {"type": "ephemeral"}}]),
+                ("tools[1].function", "returns", [_GOOD_TOOL, {"type": "function", "function": {"returns": {}}}]),
+                ("tool_choice", "mode", {"type": "function", "mode": "auto", "function": {"name": "f"}}),
+                ("tool_choice.function", "x", {"type": "function", "function": {"name": "f", "x": 1}}),
+                ("response_format", "schema", {"type": "json_object", "schema": {}}),
+                ("response_format.json_schema", "x", {"type": "json_schema", "json_schema": {"name": "s", "x": 1}}),
+            ]
+        ],
+        *[
+            _chat(f"a type of {path}", "unsupported_parameter", f"{path}.type", **{path.split("[")[0]: value})
+            for path, value in [
+                ("tools[0]", [{"type": "custom", "custom": {"name": "f"}}]),
+                ("tool_choice", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}),
+            ]
+        ],
         _field("stream", 1),
         _text("completion with messages", "unknown_parameter", "messages", messages=[]),
         _text("completion with tools", "unknown_parameter", "tools", tools=[]),

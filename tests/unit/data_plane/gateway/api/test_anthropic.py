@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from core.errors import InvalidRequest
 from data_plane.gateway.api.anthropic_request import ACCEPTED, IGNORED, REFUSED, parse_messages
 from data_plane.gateway.api.anthropic_response import Events, message
+from data_plane.gateway.api.grammar import grammars_of
 from data_plane.gateway.api.openai_request import BodyLimits, engine_body
 
 LIMITS = BodyLimits(json_depth_max=24, messages_max=256)
@@ -63,7 +64,15 @@ def test_every_tool_choice_is_translated(choice, sent):
         ({"system": [{"type": "image"}]}, "system.0"),
         ({"tools": []}, "tools"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.function.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools.0.name"),
+        ({"tools": [{**TOOL, "description": 1}]}, "tools.0.description"),
+        ({"tools": [TOOL, {**TOOL, "input_schema": {"type": "x"}}]}, "tools.1.input_schema"),
+        ({"tools": [{**TOOL, "parameters": {}}]}, "tools.0.parameters"),
+        ({"tool_choice": {"type": "tool", "name": 1}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "auto", "name": "f"}}, "tool_choice.name"),
+        ({"output_config": {"format": {"type": "json_schema", "name": "a"}}}, "output_config.format.name"),
+        ({"stop_sequences": ["a", ""]}, "stop_sequences.1"),
         ({"output_config": {"format": {"type": "json_schema", "schema": []}}}, "output_config.format.schema"),
         ({"metadata": {"user": "a"}}, "metadata.user"),
         ({"n": 2}, "n"),
@@ -71,6 +80,15 @@ def test_every_tool_choice_is_translated(choice, sent):
 )
 def test_an_invalid_field_is_named(fields, param):
     assert refusal(**fields).param == param
+
+
+def test_a_schema_that_does_not_compile_is_named_by_anthropics_path():
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    body = {**HI, "tools": [TOOL, TOOL], "output_config": form}
+    grammars = list(grammars_of(parse_messages("chat", json.dumps(body).encode(), LIMITS)))
+    schemas = [path for path, _ in grammars[1].schemas]
+    assert grammars[0].param == "output_config.format.schema"
+    assert schemas == ["tools.0.input_schema", "tools.1.input_schema"]
 
 
 def test_token_counting_accepts_no_field_that_shapes_an_answer():
