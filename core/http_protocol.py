@@ -1,5 +1,6 @@
 """uvicorn's HTTP/1.1 protocol with limits that it lacks: on the size of headers and trailers, on the time for headers
-and bodies, on pipelining, and on connections, in all and by client address.
+and bodies, on pipelining, and on connections, in all and by client address. It ignores offers to upgrade, and sends
+HTTP/1.0 clients bodies that end with the connection.
 
 Both HTTP servers of the platform use it. Each renders its own errors. A refused request never reaches the application.
 """
@@ -7,17 +8,22 @@ Both HTTP servers of the platform use it. Each renders its own errors. A refused
 import asyncio
 from abc import abstractmethod
 from collections import Counter
+from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import httptools
 import msgspec
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from core.errors import AppError, HeadersTooLarge, InvalidRequest, RequestTimeout, Unavailable
 
 Headers = list[tuple[bytes, bytes]]
+
+_UPGRADE_TOKENS: Final = frozenset({b"upgrade", b"http2-settings"})
+"""Headers, and options of ``connection``, that offer another protocol."""
 
 _connections_by_address: Final[WeakKeyDictionary[ServerState, Counter[str]]] = WeakKeyDictionary()
 
@@ -81,9 +87,35 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None and self._buffered_bytes > self._headers_max_bytes and b"\r\n\r\n" not in data:
             self._refuse_size()
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._head_timer is None and self._buffered_bytes > self._headers_max_bytes:
             self._refuse_size()  # trailers, which uvicorn would buffer as well
+
+    def _parse(self, data: bytes) -> None:
+        """Parse as uvicorn does, but read a request with an offer to upgrade again without the offer: a server may
+        ignore it (RFC 9110, section 7.8), and the parser takes what follows the headers for the offered protocol.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            head = self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)  # the other one may expect nothing after ``close``
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._parse(head + data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _head_without_upgrade(self) -> bytes:
+        headers: Headers = []
+        for name, value in self.headers:
+            if name == b"connection":
+                kept = [token for token in value.split(b",") if token.strip().lower() not in _UPGRADE_TOKENS]
+                headers.append((name, b",".join(kept)))
+            elif name not in _UPGRADE_TOKENS:
+                headers.append((name, value))
+        version = self.parser.get_http_version().encode()
+        return b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version) + header_lines(headers)
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
@@ -100,6 +132,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(self._limits.headers_s, self._head_is_late)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise _Refused
+            return  # the request comes again without its offer
         self._stop_timers()
         self._buffered_bytes = 0
         if self._over_limit:
@@ -116,10 +152,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._buffered_bytes = 0
         if self._body_timer is not None:
             self._stop_timers()
         super().on_message_complete()
+
+    @property
+    def until_close(self) -> bool:
+        """Whether a response without a length ends with its connection: only HTTP/1.1 clients know chunks."""
+        return self.scope["http_version"] != "1.1"
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(cycle, partial(_respond_until_close, cycle, app) if self.until_close else app)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature; its message is not used
         """Uvicorn calls this for anything that is not HTTP."""
@@ -164,6 +210,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _refuse_size(self) -> None:
         self.refuse(HeadersTooLarge(f"At most {self._headers_max_bytes} bytes of headers are accepted."))
+
+
+async def _respond_until_close(cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any) -> None:
+    """Run an ASGI application. Its responses without a length are sent without chunks, and end with the connection."""
+    cycle.keep_alive = False
+
+    async def send_plainly(message: Any) -> None:
+        if message["type"] != "http.response.start":
+            # uvicorn counts the length down to 0, which ends the body.
+            cycle.expected_content_length = max(cycle.expected_content_length, len(message.get("body", b"")))
+        elif not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+            cycle.chunked_encoding = False
+        await send(message)
+
+    await app(scope, receive, send_plainly)
 
 
 def header_lines(headers: Headers) -> bytes:

@@ -72,18 +72,17 @@ class GatewayProtocol(LimitedHttpProtocol):
             self.loop.call_soon(self._notify_gone)
 
     def begin(self, headers: Headers, data: bytes) -> bool:
-        """Begin a chunked response of status 200 with its first piece; else as ``push``. Header names are in lower
-        case, and no header value comes from a caller.
+        """Begin a response of status 200 and no known length with its first piece; else as ``push``. Header names are
+        in lower case, and no header value comes from a caller.
         """
         cycle = self.cycle
         if cycle is not None and not cycle.disconnected:
-            cycle.response_started = cycle.chunked_encoding = True
+            cycle.response_started, cycle.chunked_encoding = True, not self.until_close
             cycle.waiting_for_100_continue = False
             closing = () if cycle.keep_alive else ((b"connection", b"close"),)
-            head = header_lines(
-                [*self.server_state.default_headers, *headers, *closing, (b"transfer-encoding", b"chunked")]
-            )
-            self.transport.write(STATUS_LINE[200] + head + _chunk(data))
+            chunked = ((b"transfer-encoding", b"chunked"),) if cycle.chunked_encoding else ()
+            head = header_lines([*self.server_state.default_headers, *headers, *closing, *chunked])
+            self.transport.write(STATUS_LINE[200] + head + (_chunk(data) if chunked else data))
         return not self.flow.write_paused
 
     @property
@@ -92,9 +91,9 @@ class GatewayProtocol(LimitedHttpProtocol):
         return not self.flow.write_paused
 
     def push(self, data: bytes) -> bool:
-        """Send a piece of the running chunked response. False: await ``drained`` before the next piece."""
+        """Send a piece of the response that ``begin`` began. False: await ``drained`` before the next piece."""
         if self.cycle is not None and not self.cycle.disconnected:
-            self.transport.write(_chunk(data))
+            self.transport.write(_chunk(data) if self.cycle.chunked_encoding else data)
         return not self.flow.write_paused
 
     async def drained(self) -> None:
