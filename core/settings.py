@@ -6,11 +6,28 @@ A process's own settings class composes them; no other module reads the environm
 import re
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 _UNIT_MS: Final = {"ms": 1, "s": 1000}
 _ORIGIN: Final = re.compile(r"https?://([a-z0-9.\-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
+
+
+def _split(given: object) -> object:
+    return tuple(each.strip() for each in given.split(",") if each.strip()) if isinstance(given, str) else given
+
+
+def _exact(origins: tuple[str, ...]) -> tuple[str, ...]:
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ValueError(f"{origin!r} is no origin: write scheme://host[:port] in lower case, without a path")
+    return origins
+
+
+Origins = Annotated[
+    tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_exact), Field(default=(), max_length=32)
+]
+"""Origins of pages in browsers, such as https://console.example.com; separated by commas in the environment."""
 
 
 class Fragment(BaseSettings):
@@ -84,24 +101,10 @@ class S3Settings(Fragment):
 class CorsSettings(Fragment):
     """Which other sites a browser lets call the control plane and upload to the bucket."""
 
-    control_cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+    control_cors_origins: Origins = Field(
         default=(),
-        max_length=32,
         description="Origins whose pages may call the API and upload, such as https://console.example.com; by commas.",
     )
-
-    @field_validator("control_cors_origins", mode="before")
-    @classmethod
-    def _split(cls, given: object) -> object:
-        return tuple(each.strip() for each in given.split(",") if each.strip()) if isinstance(given, str) else given
-
-    @field_validator("control_cors_origins")
-    @classmethod
-    def _exact(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in origins:
-            if not _ORIGIN.fullmatch(origin):
-                raise ValueError(f"{origin!r} is no origin: write scheme://host[:port] in lower case, without a path")
-        return origins
 
 
 class KeySettings(Fragment):

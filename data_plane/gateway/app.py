@@ -21,6 +21,7 @@ from data_plane.gateway.admission.pool_queue import WaitLimits
 from data_plane.gateway.admission.quota_slices import QuotaSlices
 from data_plane.gateway.admission.quota_slices import lease_s as slice_lease_s
 from data_plane.gateway.admission.wait_queue import WaitQueue
+from data_plane.gateway.api.cors import Cors
 from data_plane.gateway.api.prompt_counter import PromptCounters
 from data_plane.gateway.api.schema_compiler import SchemaCompiler
 from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
@@ -131,8 +132,16 @@ class _Gateway:
     def routes(self) -> Routes:
         """The route handlers."""
         hints = _listing_hints(self._settings, self._redis)
+        cors = Cors(self._settings.gateway_cors_origins)
         return Routes(
-            self._lifecycle, self._preparation, self._snapshot, self._heartbeat, self._replicas, hints, self._quota
+            self._lifecycle,
+            self._preparation,
+            self._snapshot,
+            self._heartbeat,
+            self._replicas,
+            hints,
+            self._quota,
+            cors,
         )
 
     @asynccontextmanager

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from core.settings import Fragment
+from core.settings import Fragment, Origins
 
 
 class ClientSettings(Fragment):
@@ -22,6 +22,11 @@ class ClientSettings(Fragment):
     )
     gateway_keepalive_s: int = Field(
         default=75, ge=1, description="How long the gateway keeps an idle client connection open."
+    )
+    gateway_cors_origins: Origins = Field(
+        default=(),
+        description="Origins whose pages may call the gateway from a browser, such as https://app.example.com; by "
+        "commas. Empty: none.",
     )
     client_tcp_timeout_s: int = Field(
         default=20,

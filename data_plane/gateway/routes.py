@@ -17,9 +17,10 @@ from data_plane.gateway import metrics
 from data_plane.gateway.api.anthropic_connection import PREFIX, AnthropicClient
 from data_plane.gateway.api.anthropic_request import parse_messages
 from data_plane.gateway.api.client_connection import CLIENT_GONE, Client, ClientGone
+from data_plane.gateway.api.cors import Cors
 from data_plane.gateway.api.model_catalog import describe, describe_one
 from data_plane.gateway.api.openai_request import Kind, Parse, parse_call
-from data_plane.gateway.errors import InternalError, MethodNotAllowed
+from data_plane.gateway.errors import Headers, InternalError, MethodNotAllowed
 from data_plane.gateway.quota.quota_status import QuotaReader
 from data_plane.gateway.request.lifecycle import Lifecycle
 from data_plane.gateway.request.preparation import Preparation
@@ -48,7 +49,9 @@ class Routes:
         replicas: Replicas,
         listing_hints: ListingHints,
         quota: QuotaReader,
+        cors: Cors,
     ) -> None:
+        self._cors = cors
         self._lifecycle = lifecycle
         self._preparation = preparation
         self._snapshot = snapshot
@@ -70,8 +73,9 @@ class Routes:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request, as an ASGI application."""
-        request_id = new_id("req")
-        client = client_of(cast("HTTPScope", scope), receive, send, request_id)
+        request_id, received = new_id("req"), cast("HTTPScope", scope)
+        headers = [(b"x-request-id", request_id.encode()), *self._cors.headers(received["headers"])]
+        client = client_of(received, receive, send, headers)
         # The context belongs to this request's task and the tasks that it starts: all their log events carry the id.
         structlog.contextvars.bind_contextvars(request_id=request_id)
         await self._serve(client, request_id)
@@ -100,6 +104,8 @@ class Routes:
         """The route's label for metrics, and its handler."""
         path = client.path
         serve: Serve
+        if client.method == "OPTIONS":
+            return "preflight", self._preflight
         if path.startswith(_MODELS) and len(path) > len(_MODELS):
             label, method, serve = _MODELS, "GET", self._describe_model
         elif path in self._table:
@@ -136,6 +142,10 @@ class Routes:
         caller, _ = self._preparation.identify(client)
         await _answer(client, await self._quota.read(caller))
 
+    async def _preflight(self, client: Client, _request_id: str) -> None:
+        await client.start(204, self._cors.preflight(client.request_headers))
+        await client.finish(b"")
+
     async def _health(self, client: Client, _request_id: str) -> None:
         await _answer(client, {"status": "alive"})
 
@@ -153,10 +163,10 @@ class Routes:
         )
 
 
-def client_of(scope: HTTPScope, receive: Receive, send: Send, request_id: str) -> Client:
-    """The client of a request, which answers in the API format of its path."""
+def client_of(scope: HTTPScope, receive: Receive, send: Send, headers: Headers) -> Client:
+    """The client of a request, which answers in the API format of its path, with these headers."""
     client_type = AnthropicClient if scope["raw_path"].startswith(PREFIX.encode()) else Client
-    return client_type(scope, receive, send, [(b"x-request-id", request_id.encode())])
+    return client_type(scope, receive, send, headers)
 
 
 def _drop_traceback(error: BaseException | None) -> None:

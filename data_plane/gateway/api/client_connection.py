@@ -55,8 +55,8 @@ class ClientSocket(Protocol):
         """Call ``on_gone`` once, soon, when the caller hangs up or has done so; None removes the callback."""
 
     def begin(self, headers: Headers, data: bytes) -> bool:
-        """Begin a chunked response of status 200 with its first piece, else as ``push``; headers' names are in lower
-        case, and nothing in them a caller's.
+        """Begin a response of status 200 and no known length with its first piece, else as ``push``; headers' names are
+        in lower case, and nothing in them a caller's.
         """
 
     @property
@@ -64,7 +64,7 @@ class ClientSocket(Protocol):
         """Whether what is sent now goes out without waiting for the caller to read what was sent before."""
 
     def push(self, data: bytes) -> bool:
-        """Send a piece of a chunked response that has begun; false where ``drained`` should be awaited before more."""
+        """Send a piece of a response that has begun; false where ``drained`` should be awaited before more."""
 
     async def drained(self) -> None:
         """Return once the caller has read enough for more, or is gone."""
@@ -144,7 +144,7 @@ class Client:
         self.started, self.status = True, status
         if self.recording is not None:
             self.recording.status, self.recording.headers = status, headers
-        if not self.body_read and (self.method not in ("GET", "HEAD") or self._announces_body()):
+        if not self.body_read and (self.method not in ("GET", "HEAD", "OPTIONS") or self._announces_body()):
             headers = [*headers, (b"connection", b"close")]
         await self._send({"type": "http.response.start", "status": status, "headers": self._headers + headers})
 

@@ -15,6 +15,12 @@ from tests.fixtures import processes
 from tests.integration.data_plane.conftest import BRISK, assert_settled, chat, slowly
 
 RESET = b"\1\0\0\0\0\0\0\0"
+PAGE = "https://app.example.com"
+
+
+@pytest.fixture(scope="module")
+def gateway_settings():
+    return {"gateway_cors_origins": PAGE}
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +104,39 @@ def test_invalid_http_gets_an_error_in_the_usual_format(stack):
     assert b"x-request-id: req_" in head
     assert b"x-should-retry: false" in head
     assert json.loads(body)["error"]["code"] == "malformed_http"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_stream_to_http_1_0_is_its_events_until_the_connection_closes(stack, tenant, path):
+    tenant.sdk()
+    body = json.dumps({**CHAT, "stream": True, "max_tokens": 5}).encode()
+    with connect(stack.gateway) as connection:
+        connection.sendall(head_of(tenant, path).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        connection.sendall(b"content-length: %d\r\n\r\n" % len(body) + body)
+        head, _, events = rest(connection).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert all(event.startswith((b"data: ", b"event: ")) for event in events.removesuffix(b"\n\n").split(b"\n\n"))
+    assert_settled(tenant, "done")
+
+
+def test_a_page_of_a_configured_origin_calls_the_gateway(stack, tenant):
+    tenant.sdk()
+    url = f"{stack.gateway.url}/v1/chat/completions"
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-os"}
+    with httpx.Client(headers={"origin": PAGE}) as page:
+        allowed = page.options(url, headers=asked)
+        assert (allowed.status_code, allowed.content) == (204, b"")
+        assert allowed.headers["access-control-allow-headers"] == "authorization,x-stainless-os"
+        for body, key, status in [
+            (CHAT, tenant.key, 200),
+            ({**CHAT, "stream": True}, tenant.key, 200),
+            (CHAT, "x", 401),
+        ]:
+            answer = page.post(url, json=body, headers={"authorization": f"Bearer {key}"})
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, PAGE)
+        other = page.options(url, headers=asked | {"origin": "https://evil.example"})
+    assert (other.status_code, other.json()["error"]["code"]) == (403, "origin_not_allowed")
+    assert "access-control-allow-origin" not in other.headers
 
 
 def test_callers_above_the_connection_limit_are_asked_to_retry(narrow):
