@@ -9,6 +9,7 @@ import hmac
 import re
 import secrets
 import string
+from collections.abc import Iterable
 from typing import Final, Literal
 
 Audience = Literal["live", "admin"]
@@ -43,6 +44,17 @@ def mint_key(audience: Audience) -> str:
     """A new secret key. It exists only in the return value: show it once, store its ``hash_key``."""
     body = f"tnr_{audience}_" + "".join(secrets.choice(_BASE62) for _ in range(_ENTROPY_CHARACTERS))
     return f"{body}_{_checksum(body)}"
+
+
+def shown_keys(authorizations: Iterable[str]) -> set[str]:
+    """The keys in ``Authorization`` headers. An empty header and ``Bearer`` without a key show none, as if they were
+    absent; another scheme than Bearer shows a key that is not well formed.
+    """
+    shown = set()
+    for header in authorizations:
+        scheme, _, key = header.strip().partition(" ")
+        shown.add(key.strip() if scheme.lower() == "bearer" else f"{scheme} {key}")
+    return shown - {"", " "}
 
 
 def is_well_formed(key: str) -> bool:

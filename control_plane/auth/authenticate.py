@@ -11,7 +11,7 @@ from typing import Literal
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from core.api_keys import hash_key, is_well_formed
+from core.api_keys import hash_key, is_well_formed, shown_keys
 from core.db import unit_of_work
 from core.errors import Unauthenticated
 
@@ -61,19 +61,20 @@ class Authenticator:
     pepper: Pepper
     find_principal: Callable[[Session, str], Principal | None]
 
-    def authenticate(self, authorization: str | None) -> Principal:
-        """The principal of an ``Authorization`` header; raises Unauthenticated."""
-        scheme, _, secret = (authorization or "").partition(" ")
-        if not authorization:
+    def authenticate(self, *authorizations: str) -> Principal:
+        """The principal of the ``Authorization`` headers; raises Unauthenticated."""
+        keys = shown_keys(authorizations)
+        if not keys:
             raise Unauthenticated(
                 "No API key. Send one in the header 'Authorization: Bearer tnr_…'.", code="missing_api_key"
             )
-        if scheme.lower() != "bearer" or not is_well_formed(secret.strip()):
+        key = keys.pop()
+        if keys or not is_well_formed(key):
             raise Unauthenticated("This is not a valid API key. Check it for a typo or a missing part.")
         with unit_of_work(self.engine) as session:
-            principal = self.find_principal(session, hash_key(secret.strip(), self.pepper.value))
+            principal = self.find_principal(session, hash_key(key, self.pepper.value))
             if principal is None and self.pepper.previous is not None:
-                principal = self.find_principal(session, hash_key(secret.strip(), self.pepper.previous))
+                principal = self.find_principal(session, hash_key(key, self.pepper.previous))
         if principal is None:
             raise Unauthenticated("This API key is unknown or was revoked; create another key.")
         return principal

@@ -51,7 +51,7 @@ def _only_lists_methods(connection: ASGIConnection[Any, Any, Any, Any]) -> bool:
 
 
 def _authenticate(connection: ASGIConnection[Any, Any, Any, Any], authenticator: Authenticator) -> Principal:
-    principal = authenticator.authenticate(connection.headers.get("authorization"))
+    principal = authenticator.authenticate(*connection.headers.getall("authorization", []))
     connection.scope["auth"] = principal
     connection.scope["state"]["slot"].authenticated(principal.tenant_id)
     return principal

@@ -40,7 +40,10 @@ class AnthropicClient(Client):
         super().__init__(scope, receive, send, headers + named)
         self._request_id = named[0][1].decode()
         self._events: Events | None = None
-        self.request_headers = _with_bearer(self.request_headers)
+        self.request_headers = [  # x-api-key is another header for the same key
+            (b"authorization", b"Bearer " + value) if name == b"x-api-key" else (name, value)
+            for name, value in self.request_headers
+        ]
 
     async def start(self, status: int, headers: Headers) -> None:
         """Start a response, with rate limits under Anthropic's names."""
@@ -88,12 +91,6 @@ def _status(error: AppError) -> int:
     if error.code == "insufficient_quota":
         return 402
     return 529 if error.status == 503 else error.status
-
-
-def _with_bearer(headers: Headers) -> Headers:
-    """``x-api-key`` is another header for the same key. Two different keys are refused like a malformed one."""
-    named = {(b"authorization", b"Bearer " + value) for name, value in headers if name == b"x-api-key"}
-    return [*(header for header in headers if header[0] != b"x-api-key" and header not in named), *named]
 
 
 def _rate_header(name: bytes, value: bytes) -> tuple[bytes, bytes]:

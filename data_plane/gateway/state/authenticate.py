@@ -33,12 +33,13 @@ def authenticate(headers: Iterable[tuple[bytes, bytes]], tables: Tables, *pepper
     """The caller of a request, whose key was hashed with one of these peppers. Raises Unauthenticated, or Forbidden for
     a valid key that may not run inference.
     """
-    shown = [value for name, value in headers if name == b"authorization"]
-    if not shown:
+    keys = api_keys.shown_keys(value.decode("latin-1") for name, value in headers if name == b"authorization")
+    if not keys:
         raise Unauthenticated("The request has no API key; send it as `Authorization: Bearer <key>`.")
-    scheme, _, credential = shown[0].partition(b" ")
-    key = credential.strip().decode("latin-1")
-    if len(shown) > 1 or scheme.lower() != b"bearer" or not api_keys.is_well_formed(key):
+    key = keys.pop()
+    if keys:
+        raise Unauthenticated("The request has two different API keys; send one.")
+    if not api_keys.is_well_formed(key):
         raise Unauthenticated("The API key is malformed; copy the whole key again.")
     if key.startswith("tnr_admin_"):
         raise Unauthenticated("This is an admin key. Use a key of a tenant, which begins with tnr_live_.")

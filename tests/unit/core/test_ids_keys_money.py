@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.api_keys import hash_key, is_well_formed, mint_key, redact
+from core.api_keys import hash_key, is_well_formed, mint_key, redact, shown_keys
 from core.ids import first_id_of_ms, is_id, ms_of_id, new_id
 from core.kv_pages import page_ms, pages_for
 from core.money import cents_to_nanos, format_usd, round_to_cents
@@ -38,6 +38,25 @@ def test_any_single_wrong_character_is_refused_without_a_lookup(audience, data):
 @pytest.mark.parametrize("text", ["", "Bearer", "tnr_live_", "' OR 1=1 --", "tnr_live_" + "x" * 10_000, "tnr_live_\0"])
 def test_an_invalid_key_is_refused(text):
     assert not is_well_formed(text)
+
+
+@pytest.mark.parametrize(
+    ("headers", "keys"),
+    [
+        ([], set()),
+        (["", "  ", "Bearer", "Bearer ", "bearer \t"], set()),
+        (["Bearer ", "Bearer a"], {"a"}),
+        (["Bearer a", "bearer  a ", " BEARER a"], {"a"}),
+        (["Bearer a", "Bearer b"], {"a", "b"}),
+        (["Bearer a b"], {"a b"}),
+        (["Basic a", "Bearer a"], {"Basic a", "a"}),
+        (["a"], {"a "}),
+    ],
+    ids=str,
+)
+def test_headers_without_a_key_are_absent_and_the_same_key_twice_is_one(headers, keys):
+    assert shown_keys(headers) == keys
+    assert not is_well_formed(f"{mint_key('live')} "), "a key without a scheme is none"
 
 
 def test_the_hash_depends_on_the_pepper_and_the_redaction_hides_the_secret():

@@ -56,6 +56,11 @@ def test_an_invalid_key_is_refused(api, header):
     assert response.status_code == 401
 
 
+def test_an_empty_header_beside_a_key_is_absent(api):
+    headers = [("authorization", ""), ("authorization", f"Bearer {api.tenant().key}")]
+    assert api.anyone.get("/api/v1/me", headers=headers).status_code == 200
+
+
 def test_a_key_of_the_previous_pepper_is_valid_until_that_is_removed(api, engine):
     from control_plane.api_keys.service import find_principal
     from control_plane.auth.authenticate import Authenticator, Pepper

@@ -216,7 +216,11 @@ def test_either_key_header_is_accepted_and_two_different_keys_are_refused(stack,
     url = f"{stack.gateway.url}/v1/messages"
     bearer = {"authorization": f"Bearer {tenant.key}"}
     assert httpx.post(url, json=body, headers=bearer).status_code == 200
-    assert httpx.post(url, json=body, headers={**bearer, "x-api-key": tenant.key}).status_code == 200
+    for beside in (tenant.key, ""):
+        assert httpx.post(url, json=body, headers={**bearer, "x-api-key": beside}).status_code == 200
+    for beside in ("", "Bearer"):
+        given = {"authorization": beside, "x-api-key": tenant.key}
+        assert httpx.post(url, json=body, headers=given).status_code == 200
     assert httpx.post(url, json=body, headers={**bearer, "x-api-key": stack.tenant().key}).status_code == 401
     nothing = httpx.get(f"{url}/batches", headers=bearer)
     assert (nothing.status_code, nothing.json()["error"]["type"]) == (404, "not_found_error")
