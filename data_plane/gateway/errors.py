@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from core.errors import AppError, TooManyRequests
+from core.errors import AppError, InvalidRequest, TooManyRequests
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -54,6 +54,36 @@ class QuotaExceeded(TooManyRequests):
         super().__init__(message, code=code, retry_after_s=retry_after_s, retryable=retryable)
         self.headers = headers
         self.max_tokens_that_fit = max_tokens_that_fit
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and completion do not fit the context. The message is OpenAI's, by whose words clients recognize it; the
+    numbers are for the words of another API. ``max_tokens`` is what the caller asked for. ``allowed_by`` says whose
+    limit is smaller than the ``model_tokens`` of the model's context.
+    """
+
+    default_code = "context_length_exceeded"
+
+    def __init__(
+        self, *, context_tokens: int, model_tokens: int, allowed_by: str, prompt_tokens: int, max_tokens: int | None,
+        prompt_param: str, max_tokens_param: str,
+    ) -> None:  # fmt: skip
+        room = context_tokens > prompt_tokens
+        self.context_tokens, self.prompt_tokens = context_tokens, prompt_tokens
+        self.max_tokens = max_tokens if room else None
+        self.note = ""
+        if context_tokens < model_tokens:
+            self.note = f" This is the limit of the {allowed_by}; the model allows {model_tokens} tokens."
+        wanted = f"your {prompt_param} resulted in {prompt_tokens} tokens"
+        if max_tokens is not None:
+            parts = f"{prompt_tokens} in the {prompt_param}, {max_tokens} in the completion"
+            wanted = f"you requested {prompt_tokens + max_tokens} tokens ({parts})"
+        fix = f"reduce the length of the {prompt_param}" + (f" or lower `{max_tokens_param}`" if room else "")
+        super().__init__(
+            f"This model's maximum context length is {context_tokens} tokens. However, {wanted}. Please {fix}."
+            + self.note,
+            param=max_tokens_param if room else prompt_param,
+        )
 
 
 def error_type(error: AppError) -> str:

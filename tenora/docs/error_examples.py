@@ -44,7 +44,8 @@ EXAMPLES: Final = {
     "config_invalid": "must be a JSON object; write it again with PEFT's save_pretrained",
     "config_too_large": "has more than the 65536 bytes that are allowed; write it again with PEFT's save_pretrained",
     "conflict": "The plan already has prices from 2026-12-01 on; choose another effective_from.",
-    "context_length_exceeded": "The context is limited to 2048 tokens, and this request asks for 2300.",
+    "context_length_exceeded": "This model's maximum context length is 2048 tokens. However, your messages resulted "
+    "in 2300 tokens. Please reduce the length of the messages.",
     "dtype_not_allowed": 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight has dtype "F64"; save it as '
     "F32, F16 or BF16",
     "encoding_not_allowed": "content-encoding is gzip. Send the JSON uncompressed.",

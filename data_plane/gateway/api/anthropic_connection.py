@@ -14,7 +14,7 @@ from core import clock
 from core.errors import AppError
 from data_plane.gateway.api.anthropic_response import Events, message
 from data_plane.gateway.api.client_connection import Client
-from data_plane.gateway.errors import Headers, error_headers
+from data_plane.gateway.errors import ContextLengthExceeded, Headers, error_headers
 
 PREFIX: Final = "/v1/messages"
 
@@ -82,7 +82,7 @@ class AnthropicClient(Client):
     def _error(self, error: AppError) -> bytes:
         status = _status(error)
         kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-        details = {"type": kind, "message": error.message, "code": error.code, "param": error.param}
+        details = {"type": kind, "message": anthropic_message(error), "code": error.code, "param": error.param}
         return msgspec.json.encode({"type": "error", "error": details, "request_id": self._request_id})
 
 
@@ -91,6 +91,17 @@ def _status(error: AppError) -> int:
     if error.code == "insufficient_quota":
         return 402
     return 529 if error.status == 503 else error.status
+
+
+def anthropic_message(error: AppError) -> str:
+    """Anthropic's words for the errors that its clients recognize by them."""
+    if isinstance(error, ContextLengthExceeded):
+        prompt, context = error.prompt_tokens, error.context_tokens
+        if error.max_tokens is None:  # an answer has at least one token
+            return f"prompt is too long: {prompt} tokens > {context - 1} maximum." + error.note
+        exceeded = f"input length and `max_tokens` exceed context limit: {prompt} + {error.max_tokens} > {context}"
+        return f"{exceeded}, decrease input length or `max_tokens` and try again." + error.note
+    return f"invalid x-api-key: {error.message}" if error.code == "invalid_api_key" else error.message
 
 
 def _rate_header(name: bytes, value: bytes) -> tuple[bytes, bytes]:

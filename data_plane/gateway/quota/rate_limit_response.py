@@ -137,7 +137,7 @@ def quota_exceeded(result: ReservationResult, *, tokens: int) -> QuotaExceeded:
 def _fix(result: ReservationResult, *, retry_after_s: float | None) -> str:
     """The sentence with the caller's next step. ``retry_after_s`` is None where waiting never helps."""
     if retry_after_s is not None:
-        return f"Retry in {max(1, math.ceil(retry_after_s))} s or ask for a larger limit."
+        return f"Please try again in {max(1, math.ceil(retry_after_s))}s or ask for a larger limit."
     if result.blocked_by in _UNCOUNTED:
         return "Ask for a larger limit."
     if result.fits > 0:

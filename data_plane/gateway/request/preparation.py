@@ -20,6 +20,7 @@ from data_plane.gateway.api.openai_request import BodyLimits, Call, Kind, Parse,
 from data_plane.gateway.api.prompt_counter import PromptCounters
 from data_plane.gateway.api.schema_compiler import SchemaCompiler
 from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
+from data_plane.gateway.errors import ContextLengthExceeded
 from data_plane.gateway.quota.unmetered_rate_limit import UnmeteredRateLimiter
 from data_plane.gateway.scheduling.affinity import affinity_key, session_key
 from data_plane.gateway.settings import GatewaySettings
@@ -166,29 +167,24 @@ def output_ceiling(prompt_tokens: int, requested: int | None, limits: Limits, ba
 
 
 def require_output_allowed(
-    prompt_tokens: int,
-    requested: int | None,
-    limits: Limits,
-    base: BaseModelRoute,
-    *,
-    param: str = "max_tokens",
-    allowed_by: str = "plan",
+    prompt_tokens: int, call: Call, limits: Limits, base: BaseModelRoute, *, plan: Limits
 ) -> None:
     """Refuse a request that its limits or the context do not allow, instead of cutting its answer short without notice.
-    ``param`` is the parameter that the caller sent; ``allowed_by`` is whose limit on output tokens counts. Raises
-    InvalidRequest.
+    ``limits`` are the plan's, or smaller ones of the key. Raises InvalidRequest.
     """
-    context = min(limits.context_tokens, base.context_tokens)
-    room = context - prompt_tokens
-    if room < 1 or (requested is not None and requested > room):
-        wanted = f"{prompt_tokens} in the prompt" + (f" and {requested} for the completion" if requested else "")
-        raise InvalidRequest(
-            f"The context is limited to {context} tokens; this request asks for {wanted}. Shorten the prompt"
-            f" or lower `{param}`.",
-            code="context_length_exceeded",
-            param=param if room >= 1 else "messages",
+    context, requested, param = min(limits.context_tokens, base.context_tokens), call.max_tokens, call.max_tokens_param
+    if prompt_tokens + (requested or 1) > context:
+        raise ContextLengthExceeded(
+            context_tokens=context,
+            model_tokens=base.context_tokens,
+            allowed_by="plan" if limits.context_tokens == plan.context_tokens else "key",
+            prompt_tokens=prompt_tokens,
+            max_tokens=requested,
+            prompt_param="prompt" if call.messages is None else "messages",
+            max_tokens_param=param,
         )
     if requested is not None and requested > limits.output_tokens:
+        allowed_by = "plan" if limits.output_tokens == plan.output_tokens else "key"
         raise InvalidRequest(
             f"`{param}` is {requested}; the {allowed_by} allows at most {limits.output_tokens}. Lower `{param}`.",
             code="invalid_value",

@@ -85,7 +85,7 @@ ITEMS = [
              body=_body(CHAT))
         for kind in ("text/plain", "application/jsonp", "multipart/form-data")
     ],
-    Item(row="R13", name="a prompt above the context", status=400, code="context_length_exceeded", param="messages",
+    Item(row="R13", name="a prompt above the context", status=400, code="context_length_exceeded", param="prompt",
          headers=JSON, path=PATHS["completion"], body=_body({**COMPLETION, "prompt": "capital " * 4200})),
     Item(row="R13", name="more than the context leaves", status=400, code="context_length_exceeded",
          param="max_tokens", headers=JSON, body=_body({**CHAT, "max_tokens": 4096})),

@@ -12,14 +12,13 @@ from core.contracts.grants import KeyGrant, KeyLimits, TenantGrant
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.routes import AdapterRoute, RevisionRoute
 from core.contracts.usage import AbortedPrefill
-from core.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
+from core.errors import Forbidden, NotFound, Unauthenticated
 from core.kv_area import even_growth_page_ms
 from core.kv_pages import page_ms
 from data_plane.gateway.api.model_catalog import describe, describe_one, resolve
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.errors import error_body, error_headers
 from data_plane.gateway.quota.rate_limit_response import ReservationResult, duration, quota_exceeded
-from data_plane.gateway.request.preparation import output_ceiling, require_output_allowed
 from data_plane.gateway.settlement.usage_event import RequestRun, usage_event
 from data_plane.gateway.state.authenticate import Caller, authenticate
 from data_plane.gateway.state.snapshot import Tables
@@ -83,8 +82,6 @@ def test_anything_but_exactly_one_good_key_is_refused():
             authenticate([(b"authorization", credential)], built, PEPPER)
     with pytest.raises(Unauthenticated):
         authenticate([], built, PEPPER)
-    with pytest.raises(Unauthenticated):
-        authenticate([(b"authorization", b"Bearer " + good)] * 2, built, PEPPER)
     with pytest.raises(Unauthenticated):
         authenticate([(b"authorization", b"Bearer " + good)], built, b"another pepper")
     rotated = authenticate([(b"authorization", b"Bearer " + good)], built, b"another pepper", PEPPER)
@@ -184,16 +181,6 @@ def test_another_tenants_adapter_looks_absent():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "asked", "ceiling"), [(10, None, 90), (10, 50, 50), (90, None, 10), (99, 1, 1), (10, 90, 90)]
-)
-def test_max_tokens_is_the_smallest_of_caller_plan_and_context(prompt, asked, ceiling):
-    limits = replace(AMPLE, context_tokens=100, output_tokens=90)
-    route = tiny_route(context_tokens=200)
-    require_output_allowed(prompt, asked, limits, route)
-    assert output_ceiling(prompt, asked, limits, route) == ceiling
-
-
-@pytest.mark.parametrize(
     ("own", "windows"),
     [
         (None, (100, 90)), (KeyLimits(requests_per_minute=1), (100, 90)), (KeyLimits(context_tokens=50), (50, 90)),
@@ -208,17 +195,6 @@ def test_a_keys_limits_only_lower_the_tenants_limits(own, windows):
     )
     assert (caller.limits.context_tokens, caller.limits.output_tokens) == windows
     assert replace(caller.limits, context_tokens=100, output_tokens=90) == limits
-
-
-@pytest.mark.parametrize(
-    ("prompt", "asked", "code"),
-    [(100, None, "context_length_exceeded"), (50, 51, "context_length_exceeded"), (1, 91, "invalid_value")],
-)
-def test_max_tokens_above_the_plan_or_context_is_refused(prompt, asked, code):
-    limits = replace(AMPLE, context_tokens=100, output_tokens=90)
-    with pytest.raises(InvalidRequest) as refusal:
-        require_output_allowed(prompt, asked, limits, tiny_route(context_tokens=200))
-    assert refusal.value.code == code
 
 
 @pytest.mark.parametrize(
@@ -270,7 +246,7 @@ def test_each_refusal_names_its_limit_and_whether_to_retry(blocked_by, wait_us, 
             3,
             "tokens per month; 1 are left and this request may use 7. Lower max_tokens to 3 or ask for a larger limit.",
         ),
-        ("requests_per_minute", 1_500_000, 0, "requests per minute. Retry in 2 s or ask for a larger limit."),
+        ("requests_per_minute", 1_500_000, 0, "requests per minute. Please try again in 2s or ask for a larger limit."),
         (
             "output_tokens_per_minute",
             -1,
@@ -280,13 +256,13 @@ def test_each_refusal_names_its_limit_and_whether_to_retry(blocked_by, wait_us, 
                 "No max_tokens fits: shorten the prompt or ask for a larger limit."
             ),
         ),
-        ("concurrent_requests", 0, 0, "concurrent requests. Retry in 1 s or ask for a larger limit."),
+        ("concurrent_requests", 0, 0, "concurrent requests. Please try again in 1s or ask for a larger limit."),
         ("concurrent_requests", -1, 0, "concurrent requests. Ask for a larger limit."),
         (
             "kv_pages",
             0,
             3,
-            "KV pages in use; this request may use 2 and 1 are free. Retry in 1 s or ask for a larger limit.",
+            "KV pages in use; this request may use 2 and 1 are free. Please try again in 1s or ask for a larger limit.",
         ),
     ],
 )
