@@ -1,7 +1,9 @@
 """Reads the tool calls of an answer while it grows, in time linear in its length. Pure.
 
 The format is Hermes's: ``<tool_call>{"name": "f", "arguments": {...}}</tool_call>``, any number of times, after the
-content. ``tool_parser`` gives the pieces to vLLM.
+content. ``tool_parser`` gives the pieces to vLLM. An answer may end anywhere: what was read of it until then does not
+depend on the pieces in which it came, so a stream and a whole answer are equal. Marks of a call are never content, nor
+is white space without other text before a call.
 """
 
 import json
@@ -13,7 +15,7 @@ _END: Final = "</tool_call>"
 _NAME: Final = re.compile(r'"name"\s*:\s*"([^"]+)"')
 _ARGUMENTS: Final = '"arguments"'
 _NAME_CHARS_MAX: Final = 4096
-"""How far into an open call its name is searched at each step. Further on, it is searched when the call is complete."""
+"""How far into an open call its name is searched at each step. Further on, it is searched when its JSON ends."""
 _STRUCTURE: Final = re.compile(r'["\\{}\[\]]')
 
 
@@ -31,6 +33,7 @@ class ToolCallReader:
     def __init__(self) -> None:
         self._seen = 0
         self._content_sent = 0
+        self._blank_to = 0  # before it is nothing but white space
         self._outside_from = 0  # where the next call may begin
         self._call: _OpenCall | None = None
         self._calls = 0
@@ -54,6 +57,11 @@ class ToolCallReader:
     def _read_content(self, text: str) -> str:
         begin = text.find(_BEGIN, max(0, self._seen - len(_BEGIN) + 1))
         sendable = begin if begin >= 0 else len(text) - _overlap(text, _BEGIN)
+        if not self._content_sent:
+            fresh = text[self._blank_to : sendable]
+            if not fresh or fresh.isspace():
+                self._blank_to = sendable
+                return ""
         content = text[self._content_sent : sendable]
         self._content_sent = max(self._content_sent, sendable)
         return content
@@ -76,7 +84,7 @@ class _OpenCall:
         self._index = index
         self._read_to = self._text_end = start  # ``_text_end``: after the last character that is not a space
         self._json = _JsonEnd(start)
-        self._searched_whole = False
+        self._name_searched_to = start
         self._key_from = start  # where the key of the arguments is searched
         self._after_key: int | None = None
         self._colon = False
@@ -89,10 +97,10 @@ class _OpenCall:
         if fresh:
             self._text_end = self._read_to + len(fresh)
         self._read_to = end
-        complete = closed or self._json.is_complete(text, self._text_end)
+        complete = self._json.is_complete(text, self._text_end)
         pieces = []
         if self.name is None:
-            self.name = self._find_name(text, end, complete=complete, closed=closed)
+            self.name = self._find_name(text, end, closed=closed)
             if self.name is None:
                 return []
             pieces.append(Piece(self._index, self.name, ""))
@@ -100,11 +108,12 @@ class _OpenCall:
             pieces.append(Piece(self._index, None, arguments))
         return pieces
 
-    def _find_name(self, text: str, end: int, *, complete: bool, closed: bool) -> str | None:
-        whole = closed or (complete and not self._searched_whole)
-        if not whole and end > self.start + _NAME_CHARS_MAX:
-            return None
-        self._searched_whole = self._searched_whole or complete
+    def _find_name(self, text: str, end: int, *, closed: bool) -> str | None:
+        if not closed:
+            end = min(end, max(self.start + _NAME_CHARS_MAX, self._json.end or 0))
+            if end <= self._name_searched_to:
+                return None
+            self._name_searched_to = end
         found = _NAME.search(text, self.start, end)
         return None if found is None else found[1]
 
@@ -149,19 +158,19 @@ class _JsonEnd:
         self._start = self._scanned = start
         self._depth = 0
         self._in_string = False
-        self._end: int | None = None  # after the last brace, if all before it is valid JSON
+        self.end: int | None = None  # after the last brace, if all before it is valid JSON
         self._impossible = False
         self._before_brace: tuple[int, int] = (-1, -1)
 
     def is_complete(self, text: str, end: int) -> bool:
         """Whether the text up to ``end``, its last character that is not a space, is one JSON value."""
-        while self._end is None and not self._impossible and self._scanned < end:
+        while self.end is None and not self._impossible and self._scanned < end:
             found = _STRUCTURE.search(text, self._scanned, end)
             if found is None:
                 self._scanned = end
                 break
             self._step(text, found.start())
-        return self._end == end
+        return self.end == end
 
     def _step(self, text: str, at: int) -> None:
         character = text[at]
@@ -177,7 +186,7 @@ class _JsonEnd:
         elif self._depth == 0 and character in "}]" and not self._in_string:
             try:
                 json.loads(text[self._start : at + 1])
-                self._end = at + 1
+                self.end = at + 1
             except ValueError:
                 self._impossible = True
 
