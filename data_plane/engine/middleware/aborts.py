@@ -9,7 +9,7 @@ without a report, and the gateway charges the whole prompt.
 import asyncio
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -31,13 +31,21 @@ class RunningRequest:
     """A request between its arrival and the end of its answer.
 
     ``aborted_prefills`` has an entry for each sequence that was aborted before its first token; it is None until an
-    abort has reported.
+    abort has reported. ``states`` are vLLM's states of its sequences, which stay readable after their end.
     """
 
     def __init__(self) -> None:
+        self.states: list[Any] = []
         self.aborted_prefills: list[AbortedPrefill] | None = None
         self.abort: asyncio.Task[None] | None = None
         self._waiting: asyncio.Timeout | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that came from the prefix cache; None before the first token, and with several sequences."""
+        if len(self.states) != 1 or self.states[0].is_prefilling:
+            return None
+        return int(self.states[0].num_cached_tokens)
 
     async def until_aborted(self, waiting: Awaitable[Result]) -> Result:
         """Wait for what must happen before vLLM gets the request. Raises ``RequestAborted`` after ``stop_waiting``."""

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -37,13 +37,13 @@ once, so by then the connection tells whether somebody may have missed the end.
 
 @dataclass(slots=True)
 class _Request:
-    """A request of a tenant. ``states`` are vLLM's states of its sequences, which stay readable after their end."""
+    """A request of a tenant."""
 
     engine_id: str
     request_id: str
     tenant_id: str
     is_closed: Callable[[], bool]
-    states: list[Any] = field(default_factory=list)
+    states: list[Any]  # of ``RunningRequest``
     aborted: bool = False
     ended_at_ms: int = 0
     due: float = 0.0
@@ -82,7 +82,7 @@ class EndedRequests:
             yield
             return
         self.attach(front_end)
-        one = self._running[engine_id] = _Request(engine_id, request_id, tenant_id, _closed(receive))
+        one = self._running[engine_id] = _Request(engine_id, request_id, tenant_id, _closed(receive), running.states)
         try:
             yield
         finally:

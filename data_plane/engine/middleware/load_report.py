@@ -2,7 +2,8 @@
 it, and for how long its load stalled every running request; after an abort, how much of the prompt had been computed.
 
 A report is a comment at the end of an event stream, and a header of any other answer. The KV page-time so far is also
-reported while a stream runs, together with a token, so that a gateway that dies has a figure to bill.
+reported while a stream runs, together with a token, so that a gateway that dies has a figure to bill. A stream begins
+with the number of cached prompt tokens, which vLLM itself reports only at the end.
 """
 
 import time
@@ -91,6 +92,7 @@ class ReportingSend:
                 key == b"content-type" and value.startswith(b"text/event-stream") for key, value in message["headers"]
             )
             return
+        first = self._start is not None
         if self._start is not None:
             start, self._start = self._start, None
             if not self._streams:
@@ -98,15 +100,18 @@ class ReportingSend:
                 start["headers"] = [*start["headers"], *headers]
             self.started = True
             await self._send(start)
-        await self._send(self._with_reports(message))
+        await self._send(self._with_reports(message, first=first))
 
-    def _with_reports(self, message: Message) -> Message:
+    def _with_reports(self, message: Message, *, first: bool) -> Message:
         content = bytes(message.get("body", b""))
         last = content.startswith(_LAST_EVENT) or not message.get("more_body")
-        if not self._streams or self._reported or not (last or self._kv.is_due()):
+        due = self._kv.is_due()
+        if not self._streams or self._reported or not (first or last or due):
             return message
         self._reported = last
-        reports = self._reports() if last else self._kv.report()
+        reports = self._reports() if last else self._kv.report() if due else {}
+        if first and (cached_tokens := self._running.cached_tokens) is not None:
+            reports[b"tenora-cached-tokens"] = b"%d" % cached_tokens
         comments = [b": " + name + b" " + value + b"\n\n" for name, value in reports.items()]
         return {**message, "body": b"".join([*comments, content])}
 

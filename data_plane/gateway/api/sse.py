@@ -13,7 +13,7 @@ import msgspec
 
 from data_plane.gateway.api.openai_request import UsageShown
 from data_plane.gateway.api.openai_response import Usage
-from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, reported_page_ms
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, reported_number
 
 DONE: Final = b"data: [DONE]\n\n"
 _USAGE_MARK: Final = b',"usage":{'
@@ -24,6 +24,7 @@ _USAGE_TAIL: Final = re.compile(
 _ABORTED: Final = b'"finish_reason":"abort"'
 _LOAD_MARK: Final = b": tenora-load "
 _ABORTED_MARK: Final = b": tenora-aborted "
+_CACHED_MARK: Final = b": tenora-cached-tokens "
 _KV_MARK: Final = b": tenora-kv-page-ms "
 _load_decoder: Final = msgspec.json.Decoder(AdapterLoad)
 _USAGE_KEYS: Final = (
@@ -174,8 +175,10 @@ class Rewriter:
     def _read_comment(self, comment: bytes) -> None:
         """A comment is a keepalive or a report of the engine's middleware. Callers see neither."""
         if comment.startswith(_KV_MARK):
-            reported = reported_page_ms(comment[len(_KV_MARK) :])
+            reported = reported_number(comment[len(_KV_MARK) :])
             self.kv_page_ms = self.kv_page_ms if reported is None else reported
+        elif comment.startswith(_CACHED_MARK):
+            self._cached_tokens = reported_number(comment[len(_CACHED_MARK) :])
         elif comment.startswith(_LOAD_MARK):
             with contextlib.suppress(msgspec.MsgspecError):  # informational only: nothing is billed by it
                 self.load = _load_decoder.decode(comment[len(_LOAD_MARK) :])
@@ -210,7 +213,7 @@ class Rewriter:
         if usage is None:
             return None
         shown = {key: usage[key] for key in _USAGE_KEYS if usage.get(key) is not None}
-        if final:
+        if final or self._cached_tokens is not None:
             shown["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens or 0}
         if final and self._sequences > 1:
             counts = self.counts()

@@ -20,7 +20,7 @@ class TokenCounts:
 
     An engine counts a sequence's prompt at its first token, so ``n`` sequences count the prompt ``n`` times; Tenora
     meters the same. ``aborted`` are the sequences that were aborted before: their prefills are metered too, although
-    the engine does not count them. For a stream, an engine reports the number of cached prompt tokens only at the end.
+    the engine does not count them. ``cached_known`` is false until the engine has reported the cached tokens.
     ``kv_page_ms`` are the KV page-milliseconds that the engine has measured; None where it has reported none.
     """
 
@@ -58,8 +58,8 @@ class AdapterLoad(msgspec.Struct, frozen=True, kw_only=True):
     stall_ms: int
 
 
-def reported_page_ms(report: bytes | str | None) -> int | None:
-    """The KV page-milliseconds in a report of the engine's middleware; None without a valid report."""
+def reported_number(report: bytes | str | None) -> int | None:
+    """The number in a report of the engine's middleware; None without a valid report."""
     if report is None or len(report) > _DIGITS_MAX or not (report.isascii() and report.isdigit()):
         return None
     return int(report)

@@ -17,7 +17,7 @@ from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.openai_request import ID_PREFIXES
 from data_plane.gateway.api.sse import StreamBroken
-from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, reported_page_ms
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, reported_number
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.scheduling.engine_liveness import EngineLiveness
 from data_plane.gateway.settings import GatewaySettings
@@ -127,7 +127,7 @@ class UnaryAttempt(Attempt):
     async def _read_to_end(self, response: EngineResponse) -> None:
         self._load = openai_response.load(response.headers.get("x-tenora-load"))
         self._aborted_report = response.headers.get("x-tenora-aborted")
-        self._kv_page_ms = reported_page_ms(response.headers.get("x-tenora-kv-page-ms"))
+        self._kv_page_ms = reported_number(response.headers.get("x-tenora-kv-page-ms"))
         while data := await response.read_chunk():
             if not self._raw and not data.startswith(b"{"):
                 raise StreamBroken("answer is not a JSON object")  # refused at once, not buffered to its end

@@ -1,6 +1,7 @@
 """Each request reports once what its adapter cost, at the end of its stream; nothing of a failed adapter is sent."""
 
 import json
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ class Reporting:
         self.stalls = StallReports(ResidencyReader(folder))
         self.sent = []
         self.failures = 0
+        self.running = RunningRequest()
         self.publish()
 
     def publish(self):
@@ -57,7 +59,7 @@ class Reporting:
         async def send(message):
             self.sent.append(message)
 
-        return ReportingSend(send, RunningRequest(), KvReports(KvTableReader(self.folder), ENGINE_ID, interval_s))
+        return ReportingSend(send, self.running, KvReports(KvTableReader(self.folder), ENGINE_ID, interval_s))
 
     @property
     def body(self):
@@ -162,6 +164,22 @@ async def test_a_stream_reports_its_page_time_with_its_tokens_and_at_its_end(rep
         await send(message)
     report = b": tenora-kv-page-ms 700\n\n"
     assert reporting.body == report + b"data: 1\n\n" + report + b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("sequences", "report"),
+    [
+        ([SimpleNamespace(is_prefilling=False, num_cached_tokens=32)], b": tenora-cached-tokens 32\n\n"),
+        ([SimpleNamespace(is_prefilling=True, num_cached_tokens=0)], b""),  # aborted before its first token
+        ([SimpleNamespace(is_prefilling=False, num_cached_tokens=32)] * 2, b""),
+    ],
+)
+async def test_a_stream_of_one_sequence_begins_with_its_cached_tokens(reporting, sequences, report):
+    send = reporting.kv_send(interval_s=3600)
+    reporting.running.states += sequences
+    for message in (start(), part(b"data: 1\n\n"), part(b"data: 2\n\n")):
+        await send(message)
+    assert reporting.body == report + b"data: 1\n\ndata: 2\n\n"
 
 
 async def test_a_stream_is_not_interrupted_before_a_report_is_due(reporting):

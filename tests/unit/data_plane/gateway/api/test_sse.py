@@ -116,6 +116,14 @@ def test_running_counts_are_read_before_the_end():
     assert (one.counts().cached_tokens, one.counts().cached_known) == (0, True)
 
 
+def test_cached_tokens_are_known_and_shown_from_the_first_event_that_the_engine_reports_them_with():
+    one = rewriter("continuous")
+    (first,) = parsed(one.feed(b": tenora-cached-tokens 4\n\n" + chunk("", 0, role=True)))
+    (last,) = parsed(one.feed(final(0)))
+    assert first["usage"]["prompt_tokens_details"] == last["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert rewriter().feed(b": tenora-cached-tokens x\n\n") == b""
+
+
 def test_each_of_several_sequences_is_counted():
     one = rewriter("final", sequences=2)
     out = one.feed(chunk("a", 1) + chunk("c", 1, index=1) + chunk("b", 2) + final(3))
