@@ -9,9 +9,9 @@ _INTRO: Final = """# Inference requests
 
 `POST /v1/chat/completions` and `POST /v1/completions` take OpenAI's fields, `POST /v1/messages` and `POST
 /v1/messages/count_tokens` Anthropic's; the official SDKs work with the gateway's address as their base URL. Keys go
-into `Authorization: Bearer` or, for messages, into `x-api-key`. What a request says is rebuilt from these tables
-before an engine sees it. A field of neither table is refused with 400 `unknown_parameter` that names it; `null` is
-the same as absent.
+into `Authorization: Bearer` or, for messages, into `x-api-key`. `GET /v1/models` answers a request with the header
+`anthropic-version` in Anthropic's format. What a request says is rebuilt from these tables before an engine sees it. A
+field of neither table is refused with 400 `unknown_parameter` that names it; `null` is the same as absent.
 """
 _KEYS: Final = """
 ## Idempotency-Key
@@ -42,7 +42,8 @@ def requests_page() -> str:
         + _table("Fields that are refused by name", "why: 400 `unsupported_parameter`", fields.REFUSED)
         + _table("Anthropic's accepted fields", "values, meaning", anthropic_request.ACCEPTED)
         + _table("Anthropic's fields that are accepted and do nothing", "why", anthropic_request.IGNORED)
-        + "\nRefused by name: " + ", ".join(f"`{name}`" for name in sorted(anthropic_request.REFUSED)) + ".\n"
+        + "\nRefused by name, unless the value asks for nothing: "
+        + ", ".join(f"`{name}`" for name in sorted(anthropic_request.REFUSED)) + ".\n"
         + _KEYS.format(**_bounds())
     )  # fmt: skip
 

@@ -33,6 +33,7 @@ from data_plane.gateway.state.snapshot import Snapshot
 _ENTRY_BYTES: Final = 250  # memory of an entry beside its text, approximately
 _SHARE_MAX: Final = 16  # a text above this part of the cache is not cached: it would evict all others
 _PRELOAD_S: Final = 0.5
+_FINAL_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own, since a template may depend on the text
 _NO_TENANT: Final = ""  # tokenizers are loaded for no tenant in particular
 
 
@@ -102,16 +103,30 @@ class PromptCounter:
                 param="messages",
             )
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **options: bool) -> str:
-        """The prompt text of a chat, with the template's own ``options``. Raises InvalidRequest if the template rejects
-        the messages.
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        continue_final_message: bool = False,
+        **options: bool,
+    ) -> str:
+        """The prompt text of a chat, with the template's own ``options``. With ``continue_final_message`` it ends
+        inside of the last message. Raises InvalidRequest if the template rejects the messages.
         """
+        seen = [_as_template_sees(message) for message in messages]
+        if not continue_final_message:
+            return self._rendered(seen, tools, add_generation_prompt=True, **options)
+        final = seen[-1]["content"]
+        seen[-1] = {**seen[-1], "content": final + _FINAL_MARK}
+        return _cut_at_mark(self._rendered(seen, tools, add_generation_prompt=False, **options), final)
+
+    def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **options: bool) -> str:
         try:
             return self._template.render(
-                messages=[_as_template_sees(message) for message in messages],
+                messages=messages,
                 tools=tools,
                 documents=None,
-                add_generation_prompt=True,
                 **self._special_tokens,
                 **options,
             )
@@ -129,9 +144,10 @@ class PromptCounter:
         """
         self.refuse_special_tokens(call)
         if call.messages is not None:
-            return self._count_parts(
-                self.render(call.messages, call.tools, **call.fields.get("chat_template_kwargs", {})), owner
-            )
+            options = call.fields.get("chat_template_kwargs", {})
+            continued = call.fields.get("continue_final_message", False)
+            rendered = self.render(call.messages, call.tools, continue_final_message=continued, **options)
+            return self._count_parts(rendered, owner)
         assert call.prompt is not None
         return self._lengths([call.prompt], add_special_tokens=True)[0]
 
@@ -219,6 +235,19 @@ def parts_are_independent(tokenizer_json: bytes | str) -> bool:
     return b'"Metaspace"' not in bytes(tokenizer.pre_tokenizer) and not any(
         token.lstrip or token.rstrip or token.single_word or token.normalized for token in tokenizer.added_tokens
     )
+
+
+def _cut_at_mark(rendered: str, final: str) -> str:
+    """The text up to the end of the last message, which templates may strip. As in transformers."""
+    at = rendered.rfind(_FINAL_MARK.strip())
+    if at < 0 or final.strip() not in rendered:
+        raise InvalidRequest(
+            "This model's chat template cannot continue a message of the assistant; end with a message of the user.",
+            code="invalid_value",
+            param="messages",
+        )
+    before = rendered[:at]
+    return before if rendered.startswith(_FINAL_MARK, at) else before.rstrip()
 
 
 def _as_template_sees(message: dict[str, Any]) -> dict[str, Any]:

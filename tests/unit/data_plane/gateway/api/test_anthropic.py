@@ -1,21 +1,17 @@
-"""Anthropic's format: the translation of a conversation for the engine, and events that form the whole message."""
+"""The body of Anthropic's requests: what the engine gets of it, and what is refused by name."""
 
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from core.errors import InvalidRequest
 from data_plane.gateway.api.anthropic_request import ACCEPTED, IGNORED, REFUSED, parse_messages
-from data_plane.gateway.api.anthropic_response import Events, message
 from data_plane.gateway.api.grammar import grammars_of
 from data_plane.gateway.api.openai_request import BodyLimits, engine_body
 
 LIMITS = BodyLimits(json_depth_max=24, messages_max=256)
 HI = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
 def for_engine(**fields: object) -> dict:
@@ -30,9 +26,73 @@ def refusal(kind="chat", **fields: object) -> InvalidRequest:
 
 
 def test_fields_without_effect_and_null_fields_do_not_change_the_request():
-    null = dict.fromkeys(ACCEPTED.keys() - HI.keys() | REFUSED)
+    null = dict.fromkeys(ACCEPTED.keys() - HI.keys() | REFUSED.keys())
     ignored = {name: {"type": "ephemeral"} for name in IGNORED}
     assert for_engine(**{**null, **ignored, "thinking": {"type": "disabled"}}) == for_engine()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"thinking": {"type": "adaptive"}},
+        {"thinking": {"type": "adaptive", "display": "summarized"}},
+        {"thinking": {"type": "disabled", "display": None}},
+        {"context_management": {"edits": []}},
+        {"context_management": {"edits": None}},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+        {"tools": [], "tool_choice": {"type": "auto"}},
+        {"tool_choice": {"type": "none"}},
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": None}},
+        {"mcp_servers": [], "container": {"id": None, "skills": []}, "diagnostics": {"previous_message_id": None}},
+        {"inference_geo": "global", "speed": "standard", "fallbacks": "default"},
+        {"fallbacks": [], "user_profile_id": "", "thread": {}, "compaction": None, "billing_policy": {}},
+        {"metadata": {}, "output_config": {}, "service_tier": "auto"},
+        {"metadata": {"user_id": None}, "output_config": {"effort": "max", "format": None, "task_budget": None}},
+        {"cache_control": {"type": "ephemeral", "ttl": "1h"}, "service_tier": "standard_only"},
+        {"system": ""},
+        {"system": []},
+        {"system": [{"type": "text", "text": "", "cache_control": None}]},
+        {"system": [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=9f3a;"}]},
+    ],
+)
+def test_a_value_that_asks_for_nothing_does_not_change_the_request(fields):
+    assert for_engine(**fields) == for_engine()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": "adaptive"}, "thinking"),
+        ({"thinking": {"type": "adaptive", "budget": 1}}, "thinking.budget"),
+        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits.0"),
+        ({"context_management": {"edits": {}}}, "context_management.edits"),
+        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+        ({"container": {"id": None, "skills": ["pdf"]}}, "container"),
+        ({"diagnostics": {"previous_message_id": "msg_1"}}, "diagnostics"),
+        ({"inference_geo": "us"}, "inference_geo"),
+        ({"speed": "fast"}, "speed"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"output_config": {"task_budget": {"type": "tokens"}}}, "output_config.task_budget"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools.0.defer_loading"),
+        ({"tools": [{**TOOL, "input_examples": [{}]}]}, "tools.0.input_examples"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
+    ],
+)
+def test_a_value_that_asks_for_something_unsupported_is_refused_by_name(fields, param):
+    assert refusal(**fields).param == param
+
+
+def test_marks_of_tools_do_not_change_them():
+    marks = {"type": "custom", "cache_control": None, "defer_loading": False, "allowed_callers": ["direct"]}
+    more = {"input_examples": [], "eager_input_streaming": True, "description": None, "strict": None}
+    assert for_engine(tools=[{**TOOL, **marks, **more}]) == for_engine(tools=[TOOL])
+
+
+def test_the_earlier_name_of_an_answers_format_means_the_same():
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    assert for_engine(output_format=form) == for_engine(output_config={"format": form})
+    assert refusal(output_format={"type": "text"}).param == "output_format.type"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +122,6 @@ def test_every_tool_choice_is_translated(choice, sent):
         ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages.0.content.0"),
         ({"system": [{"type": "image"}]}, "system.0"),
-        ({"tools": []}, "tools"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools.0.name"),
@@ -93,70 +152,3 @@ def test_a_schema_that_does_not_compile_is_named_by_anthropics_path():
 
 def test_token_counting_accepts_no_field_that_shapes_an_answer():
     assert refusal("tokenize").param == "max_tokens"
-
-
-def chunk(delta: dict, **more: object) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": None, **more}
-    usage = {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
-    body = {"id": "chatcmpl-req_1", "model": "m", "choices": [choice], "usage": usage}
-    return b"data: " + json.dumps(body).encode() + b"\n\n"
-
-
-@given(
-    pieces=st.lists(texts, max_size=5),
-    calls=st.lists(st.dictionaries(texts, st.integers() | texts, max_size=3), max_size=3),
-    reason=st.sampled_from(["stop", "length", "tool_calls"]),
-    stopped_by=st.none() | texts,
-    cuts=st.sets(st.integers(0, 30)),
-)
-def test_the_events_of_a_stream_form_the_whole_message(pieces, calls, reason, stopped_by, cuts):
-    arguments = [json.dumps(call) for call in calls]
-    chunks = [chunk({"role": "assistant", "content": ""}), *[chunk({"content": piece}) for piece in pieces]]
-    for index, text in enumerate(arguments):
-        named = {"index": index, "id": f"c{index}", "function": {"name": "f", "arguments": text[:1]}}
-        chunks += [
-            chunk({"tool_calls": [named]}),
-            chunk({"tool_calls": [{"index": index, "function": {"arguments": text[1:]}}]}),
-        ]
-    chunks.append(chunk({}, finish_reason=reason, stop_reason=stopped_by))
-    groups = [b""]
-    for index, each in enumerate([*chunks, b"data: [DONE]\n\n"]):
-        groups = [*groups, each] if index in cuts else [*groups[:-1], groups[-1] + each]
-    events = Events()
-    wire = b"".join(events.feed(group) for group in groups)
-    function_calls = [{"id": f"c{n}", "function": {"name": "f", "arguments": text}} for n, text in enumerate(arguments)]
-    whole = {
-        "id": "chatcmpl-req_1", "model": "m",
-        "choices": [{"message": {"content": "".join(pieces), "tool_calls": function_calls}, "finish_reason": reason,
-                     "stop_reason": stopped_by}],
-        "usage": {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}},
-    }  # fmt: skip
-    assert put_together(wire) == json.loads(message(json.dumps(whole).encode()))
-
-
-def put_together(wire: bytes) -> dict:
-    """The message that an SDK builds from the events, which must arrive in order."""
-    found: dict = {}
-    partial = ""
-    for block in wire.decode().strip().split("\n\n"):
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        match event["type"]:
-            case "message_start":
-                assert not found
-                found = event["message"]
-            case "content_block_start":
-                assert event["index"] == len(found["content"])
-                found["content"].append(event["content_block"])
-                partial = ""
-            case "content_block_delta" if event["delta"]["type"] == "text_delta":
-                found["content"][event["index"]]["text"] += event["delta"]["text"]
-            case "content_block_delta":
-                partial += event["delta"]["partial_json"]
-            case "content_block_stop" if found["content"][event["index"]]["type"] == "tool_use":
-                found["content"][event["index"]]["input"] = json.loads(partial)
-            case "message_delta":
-                found |= {**event["delta"], "usage": event["usage"]}
-    assert wire.endswith(b'data: {"type":"message_stop"}\n\n')
-    return found

@@ -5,6 +5,7 @@ stay within a bound and inside their tenant.
 import json
 import sys
 
+import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,6 +90,30 @@ def test_chats_count_as_transformers_counts_them(counter, reference, messages):
         messages, chat_template=ROUTE.chat_template, add_generation_prompt=True, tokenize=False
     )
     assert counter.render(messages, None) == text
+
+
+TRIMMING_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content | trim }}<|im_end|>\n{% endfor %}"
+)
+
+
+@settings(deadline=None)
+@given(chat=messages, final=st.one_of(plain, st.just("CONTINUE_FINAL_MESSAGE_TAG")), tag=st.booleans())
+@pytest.mark.parametrize(
+    "template", [ROUTE.chat_template, TRIMMING_TEMPLATE, TOOLS_TEMPLATE], ids=["own", "trim", "tools"]
+)
+def test_a_continued_message_counts_as_transformers_counts_it(reference, template, chat, final, tag):
+    continued = [*chat, {"role": "assistant", "content": final + "x" * tag}]
+    continuing = PromptCounter(tokenizer_json(), tiny_route("continuing", template=template))
+    try:
+        ids = reference.apply_chat_template(
+            continued, chat_template=template, continue_final_message=True, return_dict=False
+        )
+    except (ValueError, jinja2.TemplateError):
+        with pytest.raises(InvalidRequest):
+            continuing.count(call(continued, continue_final_message=True))
+    else:
+        assert continuing.count(call(continued, continue_final_message=True)) == len(ids)
 
 
 @settings(deadline=None)
