@@ -14,7 +14,7 @@ from litestar.types import HTTPScope, Receive, Scope, Send
 from core.errors import AppError, NotFound
 from core.ids import new_id
 from data_plane.gateway import metrics
-from data_plane.gateway.api.anthropic_connection import PREFIX, AnthropicClient
+from data_plane.gateway.api.anthropic_connection import AnthropicClient
 from data_plane.gateway.api.anthropic_request import parse_messages
 from data_plane.gateway.api.client_connection import CLIENT_GONE, Client, ClientGone
 from data_plane.gateway.api.cors import Cors
@@ -131,12 +131,12 @@ class Routes:
 
     async def _list_models(self, client: Client, _request_id: str) -> None:
         caller, tables = self._preparation.identify(client)
-        await _answer(client, {"object": "list", "data": describe(tables, caller)})
+        await _answer(client, client.models(describe(tables, caller)))
         self._listing_hints.record(tables, caller.tenant.tenant_id, caller.key.key_id)
 
     async def _describe_model(self, client: Client, _request_id: str) -> None:
         caller, tables = self._preparation.identify(client)
-        await _answer(client, describe_one(tables, caller, client.path.removeprefix(_MODELS)))
+        await _answer(client, client.model(describe_one(tables, caller, client.path.removeprefix(_MODELS))))
 
     async def _show_quota(self, client: Client, _request_id: str) -> None:
         caller, _ = self._preparation.identify(client)
@@ -164,8 +164,8 @@ class Routes:
 
 
 def client_of(scope: HTTPScope, receive: Receive, send: Send, headers: Headers) -> Client:
-    """The client of a request, which answers in the API format of its path, with these headers."""
-    client_type = AnthropicClient if scope["raw_path"].startswith(PREFIX.encode()) else Client
+    """The client of a request, which answers in the format of the API that it speaks, with these headers."""
+    client_type = AnthropicClient if AnthropicClient.speaks(scope) else Client
     return client_type(scope, receive, send, headers)
 
 

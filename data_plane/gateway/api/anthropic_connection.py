@@ -5,18 +5,19 @@ The request itself is handled like any other: authenticated, counted, reserved, 
 
 import re
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from litestar.types import HTTPScope, Receive, Send
 
 from core import clock
 from core.errors import AppError
-from data_plane.gateway.api.anthropic_response import Events, message
+from data_plane.gateway.api.anthropic_response import Events, message, model_info, model_page
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.errors import ContextLengthExceeded, Headers, error_headers
 
-PREFIX: Final = "/v1/messages"
+PREFIX: Final = b"/v1/messages"
+MODELS: Final = b"/v1/models"
 
 _TYPES: Final = {
     401: "authentication_error",
@@ -39,11 +40,26 @@ class AnthropicClient(Client):
         named = [(b"request-id", value) for name, value in headers if name == b"x-request-id"]
         super().__init__(scope, receive, send, headers + named)
         self._request_id = named[0][1].decode()
+        self._query = scope["query_string"].decode("latin-1")
         self._events: Events | None = None
         self.request_headers = [  # x-api-key is another header for the same key
             (b"authorization", b"Bearer " + value) if name == b"x-api-key" else (name, value)
             for name, value in self.request_headers
         ]
+
+    @staticmethod
+    def speaks(scope: HTTPScope) -> bool:
+        """Whether a request expects this format. Both APIs have ``/v1/models``; Anthropic's has a version header."""
+        path = scope["raw_path"]
+        return path.startswith(PREFIX) or (
+            path.startswith(MODELS) and any(name == b"anthropic-version" for name, _ in scope["headers"])
+        )
+
+    def model(self, entry: dict[str, Any]) -> dict[str, Any]:
+        return model_info(entry)
+
+    def models(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
+        return model_page(entries, self._query)
 
     async def start(self, status: int, headers: Headers) -> None:
         """Start a response, with rate limits under Anthropic's names."""
@@ -82,8 +98,11 @@ class AnthropicClient(Client):
     def _error(self, error: AppError) -> bytes:
         status = _status(error)
         kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-        details = {"type": kind, "message": anthropic_message(error), "code": error.code, "param": error.param}
-        return msgspec.json.encode({"type": "error", "error": details, "request_id": self._request_id})
+        shown = {
+            "type": kind, "message": anthropic_message(error), "code": error.code, "param": error.param,
+            "details": {"error_code": error.code},  # where Anthropic's SDK looks for it
+        }  # fmt: skip
+        return msgspec.json.encode({"type": "error", "error": shown, "request_id": self._request_id})
 
 
 def _status(error: AppError) -> int:

@@ -1,15 +1,16 @@
-"""OpenAI's answers, whole and streamed, as Anthropic's messages and events. Pure; counts are passed on, never made."""
+"""OpenAI's answers as Anthropic's: messages, whole and as events, and models. Pure; counts are only passed on."""
 
+from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 import msgspec
+import pydantic_core
 
-_STOP_REASONS: Final = {
-    "stop": "end_turn",
-    "length": "max_tokens",
-    "tool_calls": "tool_use",
-    "content_filter": "refusal",
-}
+from data_plane.gateway.api.fields import invalid
+
+_PAGE: Final = 20
+_PAGE_MAX: Final = 1000
 _encode: Final = msgspec.json.encode
 _decode: Final = msgspec.json.decode
 
@@ -31,7 +32,7 @@ def message(answer: bytes) -> bytes:
         }
         for call in reply.get("tool_calls") or ()
     ]
-    reason, sequence = _stop(choice)
+    reason, sequence = _stop(choice, called=bool(reply.get("tool_calls")))
     return _encode(
         {
             "id": _id(given), "type": "message", "role": "assistant", "model": given["model"], "content": content,
@@ -46,6 +47,7 @@ class Events:
     def __init__(self) -> None:
         self._started = False
         self._blocks = 0  # begun
+        self._called = False  # a tool
         self._open: tuple[str, int] | None = None  # kind and the engine's index of the block that is open
         self._stop: tuple[str | None, str | None] = (None, None)
         self._counted: dict[str, Any] = {}
@@ -77,9 +79,10 @@ class Events:
             for call in delta.get("tool_calls") or ():
                 self._tool(call, out)
             if choice.get("finish_reason"):
-                self._stop = _stop(choice)
+                self._stop = _stop(choice, called=self._called)
 
     def _tool(self, call: dict[str, Any], out: list[bytes]) -> None:
+        self._called = True
         function = call.get("function") or {}
         begun: dict[str, Any] = {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": {}}
         self._enter("tool", call.get("index", 0), begun, out)
@@ -118,12 +121,18 @@ def _id(given: dict[str, Any]) -> str:
     return "msg_" + str(given["id"]).removeprefix("chatcmpl-")
 
 
-def _stop(choice: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Why it ended, and the stop sequence where that was one: the engine names it beside its reason."""
-    sequence = choice.get("stop_reason")
-    if choice.get("finish_reason") == "stop" and isinstance(sequence, str):
+def _stop(choice: dict[str, Any], *, called: bool) -> tuple[str, str | None]:
+    """The stop reason, and the stop sequence that ended the answer. ``called`` says whether the answer calls a tool:
+    the engine ends a forced call with "stop". A call that ``max_tokens`` or a stop sequence cut must not be run.
+    """
+    finish, sequence = choice.get("finish_reason"), choice.get("stop_reason")
+    if finish == "length":
+        return "max_tokens", None
+    if finish == "stop" and isinstance(sequence, str):
         return "stop_sequence", sequence
-    return _STOP_REASONS.get(choice.get("finish_reason") or "", "end_turn"), None
+    if finish == "content_filter":
+        return "refusal", None
+    return "tool_use" if called else "end_turn", None
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
@@ -138,9 +147,44 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments; empty where the answer was cut before they were whole, which its stop reason says."""
+    """A call's arguments. Of a call that was cut, what is complete: the same as SDKs read from the events."""
     try:
-        found = _decode(arguments)
-    except msgspec.DecodeError:
+        found = pydantic_core.from_json(arguments, allow_partial=True)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def model_info(entry: dict[str, Any]) -> dict[str, Any]:
+    """A model of OpenAI's list."""
+    return {
+        "type": "model", "id": entry["id"], "display_name": entry["id"], "lifecycle": "active",
+        "created_at": datetime.fromtimestamp(entry["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "max_input_tokens": entry["max_model_len"], "max_tokens": entry["limits"]["output_tokens"],
+    }  # fmt: skip
+
+
+def model_page(entries: list[dict[str, Any]], query: str) -> dict[str, Any]:
+    """The part of a list of models for which a query string asks. Raises InvalidRequest."""
+    asked = dict(parse_qsl(query))
+    limit = asked.get("limit", str(_PAGE))
+    if not limit.isdecimal() or len(limit) > 4 or not 1 <= int(limit) <= _PAGE_MAX:
+        raise invalid("limit", f"a whole number from 1 to {_PAGE_MAX}")
+    ids = [entry["id"] for entry in entries]
+    if "before_id" in asked:
+        end = _place(ids, "before_id", asked)
+        first = max(0, end - int(limit))
+        has_more = first > 0
+    else:
+        first = _place(ids, "after_id", asked) + 1 if "after_id" in asked else 0
+        end = first + int(limit)
+        has_more = end < len(ids)
+    page = [model_info(entry) for entry in entries[first:end]]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"data": page, "has_more": has_more, **ends}
+
+
+def _place(ids: list[str], name: str, asked: dict[str, str]) -> int:
+    if asked[name] not in ids:
+        raise invalid(name, "the id of a model in the list")
+    return ids.index(asked[name])

@@ -188,6 +188,14 @@ class Client:
             await self.recording.on_whole(self.recording)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
+    def model(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """A model of the catalog as this API shows it."""
+        return entry
+
+    def models(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
+        """The list of all models, or the page that the caller asks for. Raises InvalidRequest."""
+        return {"object": "list", "data": entries}
+
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole JSON response."""
         await self.start(

@@ -5,7 +5,7 @@ Other tenants' adapters are never read, so a caller cannot tell them from adapte
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from core.contracts.routes import PROD, AdapterRoute, BaseModelRoute, RevisionRoute
 from core.errors import NotFound
@@ -67,7 +67,7 @@ def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
     return Target(model, base, AdapterTarget(route, route.revisions[chosen]))
 
 
-def describe(tables: Tables, caller: Caller) -> list[dict[str, object]]:
+def describe(tables: Tables, caller: Caller) -> list[dict[str, Any]]:
     """The list for ``/v1/models``: the tenant's adapters, each followed by its aliases, then every base model. It lists
     only names that ``resolve`` finds.
     """
@@ -83,7 +83,7 @@ def describe(tables: Tables, caller: Caller) -> list[dict[str, object]]:
     ] + [_base_entry(caller, route) for route in bases if route.id not in own]
 
 
-def describe_one(tables: Tables, caller: Caller, model: str) -> dict[str, object]:
+def describe_one(tables: Tables, caller: Caller, model: str) -> dict[str, Any]:
     """One entry of the list, or one revision. Raises NotFound as ``resolve`` does."""
     target = resolve(tables, caller.tenant.tenant_id, model, draw="")
     if target.adapter is None:
@@ -113,12 +113,12 @@ def _ready(route: AdapterRoute, weights: dict[str, int]) -> dict[str, int]:
     return {revision: weight for revision, weight in weights.items() if revision in route.revisions}
 
 
-def _base_entry(caller: Caller, base: BaseModelRoute) -> dict[str, object]:
+def _base_entry(caller: Caller, base: BaseModelRoute) -> dict[str, Any]:
     entry = {"id": base.id, "object": "model", "created": base.created_at_ms // 1000, "owned_by": "tenora"}
     return {**entry, "parent": None, "revisions": {}, "hub_name": base.hub_name, **_bounds(caller, base)}
 
 
-def _adapter_entry(tables: Tables, caller: Caller, name: str, route: AdapterRoute) -> dict[str, object]:
+def _adapter_entry(tables: Tables, caller: Caller, name: str, route: AdapterRoute) -> dict[str, Any]:
     """``revisions`` are those that serve the name now, with their weights."""
     tenant_id = caller.tenant.tenant_id
     entry = {"id": name, "object": "model", "created": route.created_at_ms // 1000, "owned_by": tenant_id}

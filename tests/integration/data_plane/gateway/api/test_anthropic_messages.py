@@ -5,6 +5,7 @@ import json
 import anthropic
 import httpx
 import pytest
+from pydantic import BaseModel
 
 from tests.conftest import wait_until
 from tests.integration.data_plane.conftest import Tenant, assert_settled, slowly
@@ -61,8 +62,9 @@ def test_a_message_is_answered_and_billed_as_witnessed(claude, tenant):
 
 def test_a_stream_is_the_sequence_of_events_that_the_sdk_knows(claude, tenant):
     with claude.messages.stream(model="tiny-chat", max_tokens=64, messages=HI) as stream:
-        kinds = [event.type for event in stream if event.type != "text"]
+        events = [event for event in stream if event.type != "text"]
         final = stream.get_final_message()
+    kinds = [event.type for event in events]
     event = tenant.event()
     deltas = kinds.count("content_block_delta")
     assert deltas == event.output_tokens
@@ -72,6 +74,9 @@ def test_a_stream_is_the_sequence_of_events_that_the_sdk_knows(claude, tenant):
     assert final.stop_reason == "end_turn"
     assert final.usage.input_tokens + final.usage.cache_read_input_tokens == event.input_tokens
     assert final.usage.output_tokens == event.output_tokens
+    begun = events[0].message.usage
+    assert begun.cache_read_input_tokens == final.usage.cache_read_input_tokens == event.cached_tokens > 0
+    assert begun.input_tokens == final.usage.input_tokens
 
 
 def test_a_caller_that_disconnects_from_a_message_pays_for_the_produced_tokens(stack, claude, tenant):
@@ -146,12 +151,63 @@ def test_tokens_are_counted_as_they_are_billed(claude, tenant):
     assert tenant.event().input_tokens == counted
 
 
+def test_a_prefilled_answer_is_continued_and_counted_as_it_is_billed(claude, stack, tenant):
+    turns = [*HI, {"role": "assistant", "content": "The answer is ("}]
+    counted = claude.messages.count_tokens(model="tiny-chat", messages=turns).input_tokens
+    assert ask(claude, messages=turns).content
+    body = stack.witness.received()[-1]["body"]
+    assert (body["add_generation_prompt"], body["continue_final_message"]) == (False, True)
+    event = tenant.event()
+    assert event.input_tokens == counted == stack.witness.journal()[event.request_id].prompt_tokens
+
+
+class Weather(BaseModel):
+    a: int
+
+
+def test_the_sdks_helpers_and_beta_endpoints_work_as_they_are(claude):
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather somewhere."""
+        return f"sunny in {city}"
+
+    fields = {"model": "tiny-chat", "max_tokens": 64}
+    assert claude.messages.parse(output_format=Weather, messages=HI, **fields).parsed_output == Weather(a=7)
+    assert claude.beta.messages.parse(output_format=Weather, messages=HI, **fields).parsed_output == Weather(a=7)
+    direct = {"anthropic-dangerous-direct-browser-access": "true"}
+    answer = claude.beta.messages.create(messages=HI, betas=["context-1m-2025-08-07"], extra_headers=direct, **fields)
+    assert claude.beta.messages.create(messages=[*HI, answer.to_param(), *HI], **fields).content
+    asked = [{"role": "user", "content": "get_weather please"}]
+    runner = claude.beta.messages.tool_runner(tools=[get_weather], messages=asked, **fields)
+    assert [message.stop_reason for message in runner] == ["tool_use", "end_turn"]
+
+
+def test_models_are_listed_in_pages_and_found_by_id(claude, tenant):
+    everything = [model.id for model in claude.models.list()]
+    assert "tiny-chat" in everything
+    assert [model.id for model in claude.models.list(limit=1)] == everything, "the SDK asks for one page after another"
+    found = claude.models.retrieve("tiny-chat")
+    assert (found.type, found.id, found.display_name, found.lifecycle) == ("model", *["tiny-chat"] * 2, "active")
+    assert (found.max_input_tokens > 0, found.created_at.year >= 1970) == (True, True)
+    assert claude.beta.models.retrieve("tiny-chat").id == "tiny-chat"
+
+
+def test_errors_of_the_models_route_have_the_sdks_types(claude):
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        claude.models.retrieve("no-such-bot")
+    assert missing.value.body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.BadRequestError, match="limit"):
+        claude.models.list(limit=1001)
+    with pytest.raises(anthropic.AuthenticationError):
+        claude.with_options(api_key="tnr_live_nonsense").models.list()
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0` is image"),
-        ({"messages": [*HI, {"role": "assistant", "content": "I"}]}, "messages.1.role"),
-        ({"messages": [{"role": "system", "content": "a"}]}, "messages.0.role"),
+        ({"messages": [*HI, {"role": "assistant", "content": "I "}]}, "messages.1.content"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking` is not supported"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": {"type": "any"}}, "`tool_choice`"),
@@ -159,7 +215,7 @@ def test_tokens_are_counted_as_they_are_billed(claude, tenant):
         ({"extra_body": {"temperature": 3}}, "`temperature`"),
         ({"max_tokens": 0}, "`max_tokens`"),
         ({"extra_body": {"cache_salt": "x"}}, "`cache_salt` is not a parameter"),
-        ({"extra_body": {"mcp_servers": []}}, "`mcp_servers` is not supported"),
+        ({"extra_body": {"mcp_servers": [{"type": "url"}]}}, "`mcp_servers` is not supported"),
     ],
 )  # fmt: skip
 def test_an_unsupported_field_is_refused_by_name(claude, stack, tenant, fields, says):
