@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from adapters.manifest import AdapterManifest
+from core.strict_json import shorten
 
 Code = Literal[
     "adapter_type_not_supported",
@@ -44,12 +45,15 @@ Code = Literal[
 
 
 class UploadProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """One reason for a rejection. ``where`` is a field or a tensor's name; the message ends with the fix."""
+    """One reason for a rejection. ``where`` is the first field or tensor that has it, ``count`` how many have it. The
+    message states the defect and the fix, then further places.
+    """
 
     code: Code
     message: str
     file: str | None = None
     where: str | None = None
+    count: int = 1
 
 
 class FileRejected(Exception):
@@ -79,26 +83,58 @@ class ValidationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _PROBLEMS_MAX: Final = 50
+_PLACES_SHOWN: Final = 2
+
+
+class _Cause(msgspec.Struct):
+    """One problem while it is collected: its first form, and further places."""
+
+    first: UploadProblem
+    places: list[str]
+    count: int = 1
+
+    def problem(self) -> UploadProblem:
+        """The problem with all its places counted and the first ones named."""
+        if self.count == 1:
+            return self.first
+        shown = ", ".join(shorten(place).strip('"') for place in self.places)
+        more = ", ..." if self.count - 1 > len(self.places) else ""
+        text = f"{self.first.message}. The same is true of {self.count - 1} more: {shown}{more}"
+        return msgspec.structs.replace(self.first, message=text, count=self.count)
 
 
 class ReportBuilder:
-    """Collects problems and notes. Keeps the first 50 problems and counts the rest, so that it stays readable."""
+    """Collects problems and notes. One cause is one problem, however many tensors have it; the first 50 are kept and
+    the rest counted, so that the report stays readable.
+    """
 
     def __init__(self) -> None:
-        self._problems: list[UploadProblem] = []
+        self._causes: dict[tuple[str, ...], _Cause] = {}
         self._notes: list[str] = []
-        self._left_out = 0
+        self._found = 0
 
-    def refuse(self, code: Code, message: str, *, file: str, where: str | None = None) -> None:
-        """Add a problem. ``message`` states the defect and the fix, and is shown after the file's name."""
-        self.add(UploadProblem(code=code, message=f"{file}: {message}", file=file, where=where))
+    def refuse(
+        self, code: Code, message: str, *, file: str, where: str | None = None, cause: str | None = None
+    ) -> None:
+        """Add a problem. ``message`` states the defect and the fix, and is shown after the file's name. Problems of one
+        file and code whose messages differ only in ``where`` have one cause, or those with the same ``cause``.
+        """
+        if cause is None:
+            cause = message.replace(where, "") if where else message
+        problem = UploadProblem(code=code, message=f"{file}: {message}", file=file, where=where)
+        self._add(problem, (code, file, cause))
 
     def add(self, problem: UploadProblem) -> None:
         """Add a problem that was found elsewhere."""
-        if len(self._problems) < _PROBLEMS_MAX:
-            self._problems.append(problem)
-        else:
-            self._left_out += 1
+        self._add(problem, (problem.code, problem.message))
+
+    def _add(self, problem: UploadProblem, key: tuple[str, ...]) -> None:
+        self._found += 1
+        cause = self._causes.setdefault(key, _Cause(first=problem, places=[]))
+        if cause.first is not problem:
+            cause.count += 1
+            if problem.where is not None and len(cause.places) < _PLACES_SHOWN:
+                cause.places.append(problem.where)
 
     def note(self, text: str) -> None:
         """Add a note, which does not reject the upload."""
@@ -106,14 +142,16 @@ class ReportBuilder:
 
     @property
     def count(self) -> int:
-        """Problems found so far."""
-        return len(self._problems) + self._left_out
+        """How often ``refuse`` and ``add`` were called."""
+        return self._found
 
     def build(self, manifest: AdapterManifest | None = None) -> ValidationReport:
         """Return the report. ``manifest`` is only allowed if there is no problem."""
         assert not (self.count and manifest), "a rejected upload has no manifest"
-        more = (f"{self._left_out} more problems are not shown",) if self._left_out else ()
-        return ValidationReport(problems=tuple(self._problems), notes=(*self._notes, *more), manifest=manifest)
+        problems = tuple(cause.problem() for cause in self._causes.values())
+        left_out = len(problems) - _PROBLEMS_MAX
+        more = (f"{left_out} more problems are not shown",) if left_out > 0 else ()
+        return ValidationReport(problems=problems[:_PROBLEMS_MAX], notes=(*self._notes, *more), manifest=manifest)
 
 
 def rejected(*problems: UploadProblem, notes: tuple[str, ...] = ()) -> ValidationReport:

@@ -26,6 +26,10 @@ _DIMENSIONS_MAX: Final = 8
 _NAME: Final = re.compile(r"[A-Za-z0-9_]+(?:[.\-][A-Za-z0-9_]+)*")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _AGAIN: Final = "save the file again"
+NOT_GATHERED: Final = (
+    "weights that DeepSpeed ZeRO-3 did not gather are saved empty: save with stage3_gather_16bit_weights_on_model_save "
+    "or gather a checkpoint with its zero_to_fp32.py (--exclude_frozen_parameters --safe_serialization)"
+)
 
 
 class HeaderBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +94,7 @@ def parse_header(text: bytes, file_bytes: int, bounds: HeaderBounds, *, file: st
         )
     data_begin = _LENGTH_BYTES + len(text)
     tensors = [_read_entry(name, entry, data_begin, bounds, file) for name, entry in header.items()]
+    _check_not_empty(tensors, file)
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
     _check_offsets(tensors, data_begin, file_bytes, file)
     return tensors
@@ -149,9 +154,14 @@ def _read_entry(name: str, entry: object, data_begin: int, bounds: HeaderBounds,
             f"{name}: {shorten(shape)} of {dtype} is {shorten(declared)} bytes, not {end - begin}; save it again",
             name,
         )
-    if declared == 0:
-        raise _refused("offsets_invalid", file, f"{name} has no elements; leave it out", name)
     return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), begin=data_begin + begin, end=data_begin + end)
+
+
+def _check_not_empty(tensors: list[TensorEntry], file: str) -> None:
+    if empty := [tensor.name for tensor in tensors if tensor.begin == tensor.end]:
+        what = f"has no elements, as {len(empty)} of {len(tensors)} tensors; {NOT_GATHERED}"
+        problem = _refused("offsets_invalid", file, f"{empty[0]} {what}", empty[0]).problem
+        raise FileRejected(msgspec.structs.replace(problem, count=len(empty)))
 
 
 def _are_naturals(value: object) -> bool:

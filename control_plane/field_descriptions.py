@@ -175,7 +175,7 @@ _FIELDS: Final[dict[str, str]] = {
     "previous_secret_until": "Until when messages are signed with the old secret too; null without one.",
     "price_version_id": "Id of the prices that count.",
     "prices": "Prices; null for a plan that charges nothing.",
-    "problems": "Why the revision is rejected: code, message, file and place of each problem.",
+    "problems": "Why the revision is rejected: code, message, file, first place and number of places of each cause.",
     "provider": "Who asked that price.",
     "quantity": "How many units, as a decimal number.",
     "queued": "Deliveries that were queued.",

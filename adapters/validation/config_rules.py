@@ -14,6 +14,7 @@ import msgspec
 from adapters.base_model_spec import BaseModelSpec, is_local_path
 from adapters.manifest import CONFIG_FILE
 from adapters.report import Code, ReportBuilder
+from adapters.validation.foreign_names import FROM_MLX
 from adapters.validation.pattern_rules import AlphaRule, read_alpha_pattern, read_rank_pattern
 from adapters.validation.target_rules import is_unset, read_targets
 from core.strict_json import JsonRefused, parse, shorten
@@ -90,6 +91,8 @@ def check_config(
         _refuse(report, "config_invalid", f"must be a JSON object; {_AGAIN}")
         return None
     problems_before = report.count
+    if _is_foreign(config, report):  # its other fields say nothing more
+        return None
     _check_method(config, report)
     _check_other_fields(config, report)
     _check_base_name(config.get("base_model_name_or_path"), base, known_bases, report)
@@ -149,7 +152,7 @@ def _check_base_name(name: object, base: BaseModelSpec, known_bases: Mapping[str
     fix = (
         f"upload it as an adapter of that base model, or train it on {base.hub_name}"
         if known
-        else f"if it was trained on {base.hub_name}, write that name there"
+        else f"if it was trained on {base.hub_name} or a quantized copy of it, write that name there"
     )
     report.refuse(
         "base_model_mismatch",
@@ -157,6 +160,24 @@ def _check_base_name(name: object, base: BaseModelSpec, known_bases: Mapping[str
         file=CONFIG_FILE,
         where=_BASE_FIELD,
     )
+
+
+def _is_foreign(config: dict[str, object], report: ReportBuilder) -> bool:
+    """Whether another library, or another method of PEFT, has written the config."""
+    method = config.get("peft_type")
+    if method is None and "lora_parameters" in config:
+        _refuse(report, "format_not_allowed", f"is of MLX's format (lora_parameters); {FROM_MLX}", "lora_parameters")
+    elif method is None and "r" not in config:
+        text = "has neither peft_type nor r, so it is no adapter's; upload the one that PEFT's save_pretrained writes"
+        _refuse(report, "config_invalid", text, "peft_type")
+    elif isinstance(method, str) and method != "LORA":
+        fix = 'only plain LoRA is served (peft_type "LORA"); train it again, or convert it with peft.save_as_lora'
+        _refuse(
+            report, "adapter_type_not_supported", f"peft_type is {shorten(method)}; {fix} where PEFT can", "peft_type"
+        )
+    else:
+        return False
+    return True
 
 
 def _check_method(config: dict[str, object], report: ReportBuilder) -> None:

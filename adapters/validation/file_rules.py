@@ -5,12 +5,14 @@ change how prompts are built are refused.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE
 from adapters.report import Code, ReportBuilder
+from adapters.safetensors_header import NOT_GATHERED
+from adapters.validation.foreign_names import EXTRACT, FROM_MLX
 from core.strict_json import shorten
 
 REQUIRED_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
@@ -39,6 +41,25 @@ _SUFFIXES: Final[dict[str, tuple[Code, str]]] = {
         ("archive_not_allowed", f"archives are not unpacked; upload {CONFIG_FILE} and {WEIGHTS_FILE} themselves"),
     ),
 }
+# What trainers and converters leave instead of an adapter. The first pattern that a file's name has decides.
+_INSTEAD: Final[tuple[tuple[str, str], ...]] = (
+    (r"adapters\.safetensors|\d+_adapters\.safetensors", f"is of MLX's format: {FROM_MLX}"),
+    (
+        r"adapter_model\.(bin|pt|pth)",
+        "is a pickle, which is never read: save with save_pretrained(safe_serialization=True)",
+    ),
+    (
+        r"adapter_model(-\d+-of-\d+\.safetensors|\.safetensors\.index\.json)",
+        "is one of several parts: join them in one file",
+    ),
+    (r"pytorch_lora_weights\..+", "is of diffusers: only adapters of language models are served"),
+    (r".+\.gguf", "cannot be converted back: upload the PEFT adapter that it was made from"),
+    (r"global_step\d+|zero_to_fp32\.py|.+_optim_states\.pt", f"is of a DeepSpeed checkpoint: {NOT_GATHERED}"),
+    (r"pytorch_model_fsdp.*|.+\.distcp", "is of a sharded FSDP checkpoint: save with FULL_STATE_DICT"),
+    (r"(model|pytorch_model|consolidated).*\.(safetensors|bin|pth?|json)", f"is of a full model: {EXTRACT}"),
+)
+
+
 _MAGIC: Final[tuple[tuple[int, bytes, Code, str], ...]] = (
     (0, b"PK\x03\x04", "format_not_allowed", "is a zip or a PyTorch file"),
     (0, b"PK\x05\x06", "archive_not_allowed", "is an empty zip"),
@@ -63,13 +84,31 @@ _MAGIC_END: Final = max(offset + len(magic) for offset, magic, _, _ in _MAGIC)
 def check_names(paths: Iterable[str], report: ReportBuilder) -> None:
     """Check the files of an upload by their names only. Adds a note for each ignored file."""
     names = list(paths)
-    for name in REQUIRED_FILES:
-        if name not in names:
-            report.refuse("file_missing", f"is missing; a PEFT adapter is {CONFIG_FILE} and {WEIGHTS_FILE}", file=name)
+    instead = None
+    for name, text in missing_files(names):
+        instead = _instead(names)
+        report.refuse("file_missing", text, file=name)
     for name in sorted({name for name in names if names.count(name) > 1}):
         report.refuse("file_not_allowed", "is declared twice; name it once", file=shorten(name).strip('"'))
     for name in sorted(set(names) - set(REQUIRED_FILES)):
-        _check_extra(name, report)
+        if instead is None or name != instead[0]:
+            _check_extra(name, report)
+
+
+def missing_files(names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Each of the two files that is missing, and what the other names say about the reason."""
+    for name in REQUIRED_FILES:
+        if name not in names:
+            found = _instead(names)
+            hint = f"; {found[0]} {found[1]}" if found else ""
+            yield name, f"is missing; a PEFT adapter is {CONFIG_FILE} and {WEIGHTS_FILE}{hint}"
+
+
+def _instead(names: Collection[str]) -> tuple[str, str] | None:
+    for pattern, text in _INSTEAD:
+        if found := next((name for name in sorted(names) if re.fullmatch(pattern, name)), None):
+            return shorten(found).strip('"'), text
+    return None
 
 
 def check_first_bytes(folder: Path, report: ReportBuilder) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 from adapters.base_model_spec import BaseModelSpec, kind_of
 from adapters.manifest import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, ManifestFile, sha256_of
 from adapters.validation.folding import Folding
-from adapters.validation.tensor_rules import SIDES, LoraPair, canonical_name
+from adapters.validation.tensor_names import canonical_name
+from adapters.validation.tensor_rules import SIDES, LoraPair
 from adapters.validation.validate import ValidatedAdapter
 from adapters.validation.weight_rules import BFLOAT16_BYTES, read_bfloat16, read_rows, to_bfloat16
 

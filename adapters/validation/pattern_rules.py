@@ -12,6 +12,7 @@ import msgspec
 from adapters.manifest import CONFIG_FILE
 from adapters.report import ReportBuilder
 from adapters.validation.target_rules import is_unset
+from adapters.validation.tensor_names import without_wrappers
 from core.strict_json import shorten
 
 _ENTRIES_MAX: Final = 4096
@@ -48,7 +49,7 @@ def read_alpha_pattern(
     """The rules in PEFT's order: the first one that matches a module decides."""
     rules = []
     for key, value in _read_entries(config, "alpha_pattern", report).items():
-        name = key.removeprefix("^").removesuffix("$").replace("\\.", ".")
+        name = without_wrappers(key.removeprefix("^").removesuffix("$").replace("\\.", "."))
         if not _LITERAL.fullmatch(name):
             text = (
                 f"alpha_pattern has the pattern {shorten(key)}; patterns are not read: "

@@ -11,6 +11,7 @@ from typing import Final
 from adapters.base_model_spec import LINEAR_KINDS, BaseModelSpec, layer_of
 from adapters.manifest import CONFIG_FILE
 from adapters.report import Code, ReportBuilder
+from adapters.validation.tensor_names import without_wrappers
 from core.strict_json import shorten
 
 _TARGETS_MAX: Final = 4096
@@ -70,7 +71,7 @@ def _read_literals(config: dict[str, object], field: str, report: ReportBuilder)
     if isinstance(value, list) and len(value) <= _TARGETS_MAX:
         names = [name for name in value if isinstance(name, str) and len(name) <= 256 and _TARGET.fullmatch(name)]
         if len(names) == len(value):
-            return frozenset(names)
+            return frozenset(map(without_wrappers, names))
     fix = f"patterns are not read; {_AS_IN}"
     _refuse(report, "config_invalid", f"{field} is {shorten(value)}; {fix}", field)
     return frozenset()

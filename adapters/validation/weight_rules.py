@@ -50,7 +50,7 @@ def check_weights(
             if norm > bounds.update_norm:
                 limit = f"{bounds.update_norm:g} is allowed; train with a lower learning rate"
                 text = f"{pair.module}: |A|·|B|·scaling is {norm:.3g}; {limit}"
-                report.refuse("weights_out_of_range", text, file=WEIGHTS_FILE, where=pair.a.name)
+                report.refuse("weights_out_of_range", text, file=WEIGHTS_FILE, where=pair.a.name, cause="update")
     if silent and pairs and not report.count:
         report.note("every update is zero: the adapter changes nothing")
 
@@ -70,7 +70,7 @@ def _check_values(stream: BinaryIO, tensor: TensorEntry, bounds: WeightBounds, r
     if largest > bounds.magnitude:
         limit = f"weights up to {bounds.magnitude:g} are allowed; train with a lower learning rate"
         text = f"{tensor.name} holds {largest:.3g}; {limit}"
-        report.refuse("weights_out_of_range", text, file=WEIGHTS_FILE, where=tensor.name)
+        report.refuse("weights_out_of_range", text, file=WEIGHTS_FILE, where=tensor.name, cause="magnitude")
         return None
     return math.sqrt(squares)
 
@@ -89,6 +89,9 @@ def read_rows(stream: BinaryIO, tensor: TensorEntry) -> Iterator[Floats]:
 
 
 def _to_float32(raw: bytes, dtype: str) -> Floats:
+    if dtype == "F64":
+        with np.errstate(over="ignore"):  # a value above float32 becomes infinity, which is refused
+            return np.frombuffer(raw, "<f8").astype(np.float32)
     if dtype == "F32":
         return np.frombuffer(raw, "<f4")
     if dtype == "F16":

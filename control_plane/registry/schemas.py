@@ -142,7 +142,8 @@ class RevisionCreated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportView(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of the review: each problem has code, message, file and where. ``canary`` is the result of a replica's
+    """The result of the review: each problem has code, message, file, where and count. One cause is one problem:
+    ``where`` is its first place, ``count`` the number of places. ``canary`` is the result of a replica's
     run: a prompt, the answers of base model and adapter, the largest difference in log-probability (nats), and the time
     to load.
     """

@@ -29,7 +29,7 @@ EXAMPLES: Final = {
     "base_model_invalid": "models/smollm2/config.json is missing; a base model is a directory in Hugging Face's "
     "checkpoint format",
     "base_model_mismatch": 'base_model_name_or_path is "gpt2", but this adapter is for smollm2-135m-instruct; if it '
-    "was trained on HuggingFaceTB/SmolLM2-135M-Instruct, write that name there",
+    "was trained on HuggingFaceTB/SmolLM2-135M-Instruct or a quantized copy of it, write that name there",
     "base_model_not_found": "base_model: 'llama' not found. GET /v1/models at the gateway lists the base models.",
     "billing_busy": "another change holds the close of the billing period; try again in a few seconds.",
     "canary_failed": "3 canary runs were not answered; upload the adapter again, or contact the operator",
@@ -46,7 +46,7 @@ EXAMPLES: Final = {
     "conflict": "The plan already has prices from 2026-12-01 on; choose another effective_from.",
     "context_length_exceeded": "This model's maximum context length is 2048 tokens. However, your messages resulted "
     "in 2300 tokens. Please reduce the length of the messages.",
-    "dtype_not_allowed": 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight has dtype "F64"; save it as '
+    "dtype_not_allowed": 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight has dtype "F4"; save it as '
     "F32, F16 or BF16",
     "encoding_not_allowed": "content-encoding is gzip. Send the JSON uncompressed.",
     "engine_refused": "GET /tenora/v1/adapters: invalid answer of the engine: Expected `array`, got `object`",

@@ -14,10 +14,10 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from adapters.validation.file_rules import REQUIRED_FILES, missing_files
 from tenora.control_client import ControlPlaneClient, ControlPlaneError, problem_of
 from tenora.upload.transport import SendFailed, parts_of, send
 
-FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 _ROUNDS_MAX: Final = 3
 _ANNOUNCEMENTS_MAX: Final = 20
 _POLL_S: Final = 0.25
@@ -59,13 +59,13 @@ class UploadProgress:
 def read_folder(path: Path) -> Folder:
     """Read an adapter's folder and hash its files. Raises ``UploadFailed`` that names a missing file."""
     names = sorted(each.name for each in path.iterdir())
-    for name in FILES:
-        if name not in names:
-            hint = "; save it with save_pretrained(safe_serialization=True)" if "adapter_model.bin" in names else ""
-            raise UploadFailed(f"{path}: {name} is missing; a PEFT adapter is {' and '.join(FILES)}{hint}")
-    declared = [_declared(path / name) for name in FILES]
-    left_out = [name for name in names if name not in FILES]
-    return Folder(path=path, declared=declared, left_out=left_out, base_model=_base_model(path / FILES[0]))
+    for name, text in missing_files(names):
+        whole = [each for each in names if all((path / each / file).is_file() for file in REQUIRED_FILES)]
+        found = f"is not here, but {', '.join(whole)} has an adapter: upload that folder" if whole else text
+        raise UploadFailed(f"{path}: {name} {found}")
+    declared = [_declared(path / name) for name in REQUIRED_FILES]
+    left_out = [name for name in names if name not in REQUIRED_FILES]
+    return Folder(path=path, declared=declared, left_out=left_out, base_model=_base_model(path / REQUIRED_FILES[0]))
 
 
 class Uploader:

@@ -47,7 +47,7 @@ def reject(session: Session, row: Revision, problems: Sequence[dict[str, Any]], 
 
 def problem(code: str, message: str) -> dict[str, Any]:
     """A problem of the whole revision instead of one file."""
-    return {"code": code, "message": message, "file": None, "where": None}
+    return {"code": code, "message": message, "file": None, "where": None, "count": 1}
 
 
 def reject_open(session: Session, *, adapter_id: str, reason: dict[str, Any], actor: str) -> None:

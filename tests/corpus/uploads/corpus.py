@@ -53,6 +53,15 @@ GOOD: dict[str, Callable[[], Files]] = {
     "as PEFT writes it": good_files,
     "in float16": _good("F16"),
     "in bfloat16": _good("BF16"),
+    "in float64": _good("F64"),
+    "as state_dict() names it": lambda: {
+        WEIGHTS: safetensors_bytes(
+            {
+                name.replace(".weight", ".default.weight"): each
+                for name, each in adapter_tensors(BASE, rank=RANK).items()
+            }
+        )
+    },
     "rank 1 on one kind": _good(rank=1, modules=("down_proj",)),
     "rank 64": _good(rank=64),
     "rsLoRA": _good(use_rslora=True),

@@ -103,10 +103,12 @@ def pairs() -> Iterator[Item]:
     for what, name, weights in (
         ("a wide A", _A, _WIDE), ("an undersized A", _A, _WIDE[:, :16]), ("an undersized B", _B, _WIDE[:, :4]),
         ("a flat A", _A, of(128, np.float32)), ("an A of three dimensions", _A, of((1, RANK, 32), np.float32)),
-        ("a transposed A", _A, of((32, RANK), np.float32)), ("an A of one number", _A, of((), np.float32)),
+        ("an A of one number", _A, of((), np.float32)),
         ("an undersized A of another rank", _A, of((2, 16), np.float32)),
     ):  # fmt: skip
         yield _item("U25", what, "shape_mismatch", _replaced(name, weights), "the base model needs", other, where=name)
+    yield _item("U25", "a transposed A", "shape_mismatch", _replaced(_A, of((32, RANK), np.float32)), "is transposed",
+                again.replace("the adapter", "it"), where=_A)  # fmt: skip
     yield Item(
         row="U25",
         what="an adapter of a larger base",
@@ -144,13 +146,22 @@ def modules() -> Iterator[Item]:
                     "only plain LoRA is served", where=name)  # fmt: skip
     as_peft = "save_pretrained"
     for what, name in {
-        "the adapter's name left in": _A.replace("lora_A", "lora_A.default"),
-        "no prefix": _A.removeprefix("base_model."),
+        "an unknown wrapper": _A.replace("base_model.model.model", "actor.model"),
         "the base's own weights": _A.removeprefix("base_model.model.").replace("lora_A.", ""),
         "lower case": _A.replace("lora_A", "lora_a"),
         "a third factor": _A.replace("lora_A", "lora_C"),
     }.items():
-        yield _item("U18", f"named with {what}", "tensor_name_invalid", _renamed(_A, name), as_peft, where=name)
+        fix = "behind the prefix actor" if "wrapper" in what else as_peft
+        yield _item("U18", f"named with {what}", "tensor_name_invalid", _renamed(_A, name), fix, where=name)
+    doubled = _A.replace("lora_A", "lora_A.default")
+    yield _item("U18", "two names of one weight", "tensor_name_invalid",
+                lambda tensors: tensors | {doubled: tensors[_A]}, _A, doubled, "leave one", where=doubled)  # fmt: skip
+    for of, name in {
+        "MLX": "model.layers.0.self_attn.q_proj.lora_a",
+        "kohya": "lora_unet_down_blocks_0_attentions_0_proj_in.lora_down.weight",
+    }.items():
+        code = "format_not_allowed" if of == "MLX" else "adapter_type_not_supported"
+        yield _item("U18", f"named by {of}", code, lambda _, name=name: {name: _WIDE}, of, where=name)
     yield _item("U28", "no tensor", "module_unknown", lambda _: {}, "no LoRA weight", "save the adapter again")
     yield _item("U28", "one unrelated tensor", "module_unknown", lambda _: {"x": _WIDE}, "no LoRA weight",
                 "save the adapter again")  # fmt: skip

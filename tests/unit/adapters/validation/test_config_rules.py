@@ -165,3 +165,32 @@ def test_scaling_is_that_of_peft():
     assert changed(r=16, lora_alpha=32)[0].scaling_of(module, 16) == 2
     assert changed(r=16, lora_alpha=32, use_rslora=True)[0].scaling_of(module, 16) == 8
     assert changed(r=16, lora_alpha=0.5)[0].alpha == 0.5
+
+
+MLX = {
+    "fine_tune_type": "lora", "num_layers": 16, "lora_parameters": {"rank": 8, "dropout": 0.0, "scale": 20.0},
+    "model": "mlx-community/Tiny-Instruct-4bit", "iters": 1000, "learning_rate": 1e-5, "seed": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "says"),
+    [
+        (MLX, "format_not_allowed", ["MLX", "transpose lora_a and lora_b", "convert-an-adapter"]),
+        ({"architectures": ["LlamaForCausalLM"], "hidden_size": 32}, "config_invalid", ["no adapter's", "PEFT"]),
+        ({"peft_type": "LOKR", "r": 8, "alpha": 8}, "adapter_type_not_supported", ["save_as_lora"]),
+        ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 20}, "adapter_type_not_supported", ["plain LoRA"]),
+        ({"peft_type": "IA3", "feedforward_modules": ["down_proj"]}, "adapter_type_not_supported", ["plain LoRA"]),
+    ],
+)  # fmt: skip
+def test_a_config_of_another_format_or_method_is_one_problem(config, code, says):
+    (problem,) = judge(config)[1].problems
+    assert problem.code == code
+    assert [words for words in says if words not in problem.message] == [], problem.message
+
+
+def test_names_in_a_config_are_read_without_wrappers():
+    q0 = "model.layers.0.self_attn.q_proj"
+    found, _ = changed(target_modules=[f"_orig_mod.{q0}"], alpha_pattern={f"_orig_mod.{q0}": 4})
+    assert found.modules == {q0}
+    assert found.alpha_of(q0) == 4

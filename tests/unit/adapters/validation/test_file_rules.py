@@ -78,3 +78,30 @@ def test_pickled_trainer_files_are_refused_by_name_with_advice_to_leave_them_out
     (problem,) = judge(name).problems
     assert problem.file == name
     assert "leave it out" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (
+            ["adapter_config.json", "adapters.safetensors", "0000100_adapters.safetensors"],
+            "MLX's format: mlx-lm has no",
+        ),
+        (["adapter_config.json", "adapter_model.bin"], "save_pretrained(safe_serialization=True)"),
+        (["adapter_config.json", "adapter_model-00001-of-00002.safetensors"], "join them in one file"),
+        (["pytorch_lora_weights.safetensors"], "is of diffusers"),
+        (["my-lora-f16.gguf"], "upload the PEFT adapter that it was made from"),
+        (["global_step100", "zero_to_fp32.py", "latest"], "zero_to_fp32.py (--exclude_frozen_parameters"),
+        (["pytorch_model_fsdp_0", "optimizer_0"], "FULL_STATE_DICT"),
+        (["config.json", "model.safetensors", "optimizer.pt", "trainer_state.json"], "mergekit-extract-lora"),
+        (["config.json", "model-00001-of-00002.safetensors"], "is of a full model"),
+        (["consolidated.00.pth", "params.json"], "is of a full model"),
+        ([], "a PEFT adapter is adapter_config.json and adapter_model.safetensors"),
+    ],
+)
+def test_what_is_there_instead_of_an_adapter_is_named_with_what_helps(names, says):
+    report = ReportBuilder()
+    check_names(names, report)
+    problem = report.build().problems[0]
+    assert problem.code == "file_missing"
+    assert says in problem.message

@@ -1,5 +1,7 @@
 """Adapters that PEFT saves are accepted. After re-serialization they are the same model to PEFT and fit for vLLM."""
 
+import copy
+
 import pytest
 
 from adapters.base_model_spec import LINEAR_KINDS, BaseModelSpec
@@ -14,6 +16,7 @@ vllm_config = LateModule("vllm.config.lora")
 peft_helper = LateModule("vllm.lora.peft_helper")
 safetensors_torch = LateModule("safetensors.torch")
 torch = LateModule("torch")
+torch_checkpoint = LateModule("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
 transformers = LateModule("transformers")
 
 LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=10_000_000)
@@ -107,6 +110,11 @@ def served_rank(tmp_path, base, options) -> int:
     """The rank of the adapter that PEFT trained with ``options``, as it is served; it must be the same model."""
     model = trained(**options)
     model.save_pretrained(tmp_path / "saved")
+    return rank_as_served(tmp_path, base, model)
+
+
+def rank_as_served(tmp_path, base, model) -> int:
+    """The same for a model that was saved in the folder ``saved``."""
     (tmp_path / "ours").mkdir()
     report = ReportBuilder()
     accepted = validate(
@@ -134,6 +142,23 @@ def served_rank(tmp_path, base, options) -> int:
     tensors = safetensors_torch.load_file(tmp_path / "ours" / "adapter_model.safetensors")
     assert {weights.dtype for weights in tensors.values()} == {torch.bfloat16}
     return manifest.rank
+
+
+@pytest.mark.parametrize("wrapper", ["none", "compiled in parallel", "compiled inside", "checkpointed in float64"])
+def test_a_state_dict_of_a_wrapped_model_is_served_as_the_same_model(tmp_path, base, wrapper):
+    model = wrapped = trained(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    if wrapper == "compiled in parallel":
+        wrapped = torch.nn.DataParallel(torch.compile(model, backend="eager"))
+    elif wrapper == "compiled inside":
+        model.base_model.model.model = torch.compile(model.base_model.model.model, backend="eager")
+    elif wrapper == "checkpointed in float64":
+        wrapped = copy.deepcopy(model).double()
+        layers = wrapped.base_model.model.model.layers
+        layers[0].self_attn = torch_checkpoint.CheckpointWrapper(layers[0].self_attn)
+    tensors = {name: weights for name, weights in wrapped.state_dict().items() if "lora_" in name}
+    model.peft_config["default"].save_pretrained(tmp_path / "saved")
+    safetensors_torch.save_file(tensors, tmp_path / "saved" / "adapter_model.safetensors")
+    assert rank_as_served(tmp_path, base, model) == 8
 
 
 @pytest.mark.filterwarnings(

@@ -1,11 +1,14 @@
 """Whole folders: accepted uploads, notes, and the bound of a report. Bad folders are in the corpus of uploads."""
 
 import json
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from adapters.report import ReportBuilder
+from adapters.validation.normalize import normalize
 from adapters.validation.validate import PlatformBounds, UploadLimits, validate
 from tests.fixtures.uploads.peft_adapters import adapter_tensors, safetensors_bytes, tiny_base, write_adapter
 
@@ -28,6 +31,11 @@ def judge(folder, base=BASE, limits=LIMITS):
     verdict = report.build()
     assert (accepted is None) == bool(verdict.problems)
     return accepted, verdict
+
+
+def into(tmp_path):
+    """A new empty folder."""
+    return Path(tempfile.mkdtemp(dir=tmp_path))
 
 
 def check_tensors(tmp_path, change, *, dtype="F32", rank=4, **config):
@@ -62,12 +70,33 @@ def test_a_layer_left_out_is_missing_unless_the_config_says_so(tmp_path):
     assert check_tensors(tmp_path / "b", first_layer_alone, layers_to_transform=[0]).problems == ()
 
 
-def test_a_report_of_a_thousand_problems_shows_fifty_and_counts_the_rest(tmp_path):
+def test_one_cause_is_one_problem_with_its_count_and_the_first_places(tmp_path):
     base = tiny_base(layers=100)
     folder = write_adapter(tmp_path, base, modules=("q_proj", "k_proj", "v_proj"), scale=np.inf)
-    _, verdict = judge(folder, base, UploadLimits(plan_name="x", rank_max=64, bytes_max=10_000_000))
-    assert len(verdict.problems) == 50
-    assert verdict.notes == ("550 more problems are not shown",)
+    (problem,) = judge(folder, base, UploadLimits(plan_name="x", rank_max=64, bytes_max=10_000_000))[1].problems
+    assert (problem.code, problem.count) == ("weights_not_finite", 600)
+    assert f"{problem.where} holds NaN" in problem.message
+    assert problem.message.count("base_model.model.") == 3
+    assert "The same is true of 599 more: " in problem.message
+
+
+def test_a_report_of_many_causes_shows_fifty_and_counts_the_rest():
+    report = ReportBuilder()
+    for number in range(60):
+        report.refuse("config_invalid", f"{number} is wrong", file="adapter_config.json")
+    assert len(report.build().problems) == 50
+    assert report.build().notes == ("10 more problems are not shown",)
+
+
+def test_float64_weights_are_rounded_with_a_note_and_refused_above_float32(tmp_path):
+    single, double = (write_adapter(tmp_path / dtype, BASE, dtype=dtype) for dtype in ("F32", "F64"))
+    rounded = [normalize(judge(folder)[0], folder, into(tmp_path), BASE).digest for folder in (single, double)]
+    assert rounded[0] == rounded[1]
+    assert judge(double)[1].notes == ("8 of 8 tensors are F64; they were rounded, as all weights, to BF16",)
+    tensors = {name: weights.astype(np.float64) for name, weights in adapter_tensors(BASE).items()}
+    tensors[Q0.format("B")][0, 0] = 1e300
+    (double / WEIGHTS).write_bytes(safetensors_bytes(tensors, dtype="F64"))
+    assert [(p.code, p.where) for p in judge(double)[1].problems] == [("weights_not_finite", Q0.format("B"))]
 
 
 def test_problems_of_config_and_header_are_reported_together(tmp_path):
