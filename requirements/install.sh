@@ -41,10 +41,13 @@ rm -f "$stamp"
 install_lock() { uv_install .venv/bin/python --require-hashes "$@"; }
 
 failed=$(mktemp)
-trap 'rm -f "$failed" "$failed.torch"' EXIT
+trap 'rm -f "$failed" "$failed.torch" "$failed.lock"' EXIT
+# To ==, torch 2.13.0+cpu is a 2.13.0, and the newest: a folder that has it would hide the lock's torch for a GPU. === is exact.
+sed 's/^\([^ ;#=]*\)==/\1===/' "$lock" > "$failed.lock"
+lock=$failed.lock
 if ! install_lock -r "$lock" 2>"$failed"; then
   # torch for the CPU is in no default index. Where the configured sources lack it, it alone comes from PyTorch's own.
-  grep -q 'torch==[^ ]*+cpu' "$failed" || { cat "$failed" >&2; exit 1; }
+  { [ "$flavor" = cpu ] && grep -q 'torch==[^ ]*+cpu' "$failed"; } || { cat "$failed" >&2; exit 1; }
   awk '/^[A-Za-z0-9]/{keep=/^torch==/} keep' "$lock" > "$failed.torch"
   UV_INDEX='' install_lock --default-index https://download.pytorch.org/whl/cpu -r "$failed.torch" ||
     { cat "$failed" >&2; echo "setup: no source has torch for the CPU; point PIP_FIND_LINKS at a folder with its wheel" >&2; exit 1; }

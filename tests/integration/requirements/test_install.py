@@ -89,8 +89,8 @@ class Checkout:
             (self.bin / program).symlink_to(shutil.which(program))
         (self.path / ".uv").symlink_to(ROOT / ".uv")
 
-    def lock(self, text: str) -> None:
-        (self.path / "requirements" / "cpu.lock").write_text(text)
+    def lock(self, text: str, flavor: str = "cpu") -> None:
+        (self.path / "requirements" / f"{flavor}.lock").write_text(text)
 
     def add_python(self, name: str, unless: str = "") -> None:
         """Put this Python on the PATH. ``unless``: shell code that makes it fail like an unsuitable Python."""
@@ -209,6 +209,26 @@ def test_a_missing_source_of_torch_for_the_cpu_is_reported(checkout):
     done = checkout.setup()
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("setup: no source has torch for the CPU; point PIP_FIND_LINKS")
+
+
+def test_torch_for_a_gpu_is_found_behind_torch_for_the_cpu_of_the_same_version(checkout, tmp_path):
+    checkout.add_python("python3.11")
+    make_wheel(checkout.wheels, "torch", "2.13.0+cpu", {"torch.py": "made_for = 'cpu'"})
+    checkout.lock(make_wheel(tmp_path / "index" / "torch", "torch", "2.13.0", {"torch.py": "made_for = 'gpu'"}), "gpu")
+    with served(tmp_path / "index") as address:
+        done = checkout.setup(TENORA_FLAVOR="gpu", PIP_NO_INDEX="", PIP_INDEX_URL=address)
+    assert done.returncode == 0, done.stderr
+    assert checkout.python("import torch; print(torch.made_for)") == "gpu"
+
+
+def test_a_missing_torch_for_a_gpu_is_not_sought_among_those_for_the_cpu(checkout):
+    checkout.add_python("python3.11")
+    make_wheel(checkout.wheels, "torch", "2.13.0+cpu", {"torch.py": ""})
+    checkout.lock(f"torch==2.13.0 --hash=sha256:{'0' * 64}\n", "gpu")
+    refused = checkout.setup(TENORA_FLAVOR="gpu")
+    assert refused.returncode == 1
+    assert "there is no version of torch==2.13.0" in refused.stderr
+    assert "PIP_FIND_LINKS" not in refused.stderr
 
 
 def test_a_machine_without_python_3_11_downloads_one(checkout, mirror):
