@@ -25,7 +25,7 @@ from billing.stream import UsageStream
 from core import db
 from core.audit_rows import record_operator_action
 from core.errors import AppError
-from core.settings import PostgresSettings, RedisSettings
+from core.settings import InvalidSettings, PostgresSettings, RedisSettings, exit_on_invalid_settings
 from core.unreachable_stores import named_when_unreachable
 
 _Run = Callable[[argparse.Namespace], None]
@@ -117,7 +117,7 @@ def _reseal(_: argparse.Namespace) -> None:
     engine = db.connect(PostgresSettings())
     box = SecretBox(NotificationSettings().notification_keys)
     if not box.usable:
-        sys.exit("TENORA_NOTIFICATIONS_KEY is not set")
+        raise InvalidSettings("TENORA_NOTIFICATIONS_KEY is not set: there are no secrets to encrypt without it.")
     with db.unit_of_work(engine) as session:
         record_operator_action(session, action="notification_secrets.resealed", target="all tenants")
     count = reseal.reseal(engine, box)
@@ -177,4 +177,5 @@ def _rebuild(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exit_on_invalid_settings():
+        sys.exit(main())

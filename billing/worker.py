@@ -30,7 +30,9 @@ from billing.limits.limit_alerts import LimitAlerts
 from billing.limits.spending_runner import SpendingRunner
 from billing.metering import OUTAGES, Meter
 from billing.notifications import delivery
+from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
 from billing.payments.background import payments_of
+from billing.payments.settings import PaymentSettings
 from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair
 from billing.reconciliation.engine_counts import EngineCountKeeper
@@ -43,8 +45,14 @@ from billing.stream import StreamEntry, UsageStream, read_backlog
 from billing.stripe_settings import StripeSettings
 from billing.usage.partitions import add_partitions
 from core import db, telemetry
-from core.settings import PostgresSettings, RedisSettings, TelemetrySettings
+from core.settings import PostgresSettings, RedisSettings, TelemetrySettings, check_settings
 from core.struct_types import complete_struct_types
+
+WORKER_PARTS: Final = (
+    BillingSettings, CostSettings, ResourceSettings, StripeSettings, PaymentSettings, NotificationSettings,
+    DeliverySettings, SmtpSettings, PostgresSettings, RedisSettings, TelemetrySettings,
+)  # fmt: skip
+"""The settings classes that the worker reads."""
 
 _START: Final = b"0-0"
 _BACKOFF_MS_MIN: Final = 100
@@ -174,7 +182,8 @@ def connect_redis(settings: RedisSettings, billing: BillingSettings) -> redis_cl
 
 def run() -> None:
     """Build the worker from the environment and run it until SIGTERM or SIGINT."""
-    stop = StopRequest()  # first: threads that start later inherit the mask
+    check_settings(*WORKER_PARTS)
+    stop = StopRequest()  # before all threads, which inherit the mask
     telemetry.set_up("billing", TelemetrySettings())
     complete_struct_types()
     settings = BillingSettings()

@@ -9,7 +9,13 @@ from typing import Any
 
 from core import redis_acl, telemetry
 from core.errors import AppError
-from core.settings import KeySettings, PostgresSettings, TelemetrySettings
+from core.settings import (
+    KeySettings,
+    PostgresSettings,
+    TelemetrySettings,
+    check_settings,
+    exit_on_invalid_settings,
+)
 
 _Run = Callable[[argparse.Namespace], int]
 
@@ -192,6 +198,10 @@ def _add_admin_keys(parser: argparse.ArgumentParser) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns 1, with a message on standard error, when the command fails for an expected reason."""
     arguments = _parser().parse_args(argv)
+    if arguments.run in (_web, _worker, _bucket, _publish):
+        from control_plane.settings import CONTROL_PARTS  # for the other commands it would be slow
+
+        check_settings(*CONTROL_PARTS)
     telemetry.set_up(f"control_plane.{arguments.name}", TelemetrySettings())
     try:
         if arguments.run in (_web, _worker):  # their logs have the tracebacks
@@ -206,4 +216,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exit_on_invalid_settings():
+        sys.exit(main())

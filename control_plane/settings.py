@@ -3,6 +3,7 @@ has the settings that other packages share.
 """
 
 from dataclasses import dataclass, field
+from typing import Final, get_type_hints
 
 from pydantic import Field
 
@@ -332,3 +333,7 @@ class ControlSettings:
     stripe: StripeSettings = field(default_factory=StripeSettings)
     webhooks: WebhookSettings = field(default_factory=WebhookSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+
+
+CONTROL_PARTS: Final = tuple(get_type_hints(ControlSettings).values())
+"""The settings classes that ``ControlSettings`` is made of."""

@@ -1,14 +1,21 @@
 """The settings that two or more processes share, read once from the environment (``TENORA_…``) and then frozen.
 
-A process's own settings class composes them; no other module reads the environment.
+A process's own settings class composes them; no other module reads the environment. A missing or invalid variable ends
+every program with one line that names it.
 """
 
 import re
-from typing import Annotated, Final, Literal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final, Literal, get_args
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+_INVALID_EXIT: Final = 2  # as for a wrong argument
 _UNIT_MS: Final = {"ms": 1, "s": 1000}
 _ORIGIN: Final = re.compile(r"https?://([a-z0-9.\-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 
@@ -30,10 +37,40 @@ Origins = Annotated[
 """Origins of pages in browsers, such as https://console.example.com; separated by commas in the environment."""
 
 
+class InvalidSettings(ValueError):
+    """Settings that are missing or invalid: one line each, with the variable, what is wrong and what it is for."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
 class Fragment(BaseSettings):
-    """A frozen group of ``TENORA_``-prefixed variables."""
+    """A frozen group of ``TENORA_``-prefixed variables. Raises InvalidSettings, which shows no secret."""
 
     model_config = SettingsConfigDict(env_prefix="TENORA_", frozen=True, extra="ignore")
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise InvalidSettings(*map(self._problem, error.errors())) from None
+
+    @classmethod
+    def _problem(cls, error: ErrorDetails) -> str:
+        text = error["msg"].removeprefix("Value error, ")
+        if not error["loc"] or text.startswith("TENORA_"):  # a validator of ours that names its variables
+            return text
+        name = str(error["loc"][0])
+        field, variable = cls.model_fields[name], f"TENORA_{name.upper()}"
+        if error["type"] == "missing":
+            return f"{variable} is not set: {field.description}"
+        if error["type"] == "value_error":
+            return f"{variable}: {text.removesuffix('.')}. {field.description}"
+        secret = SecretStr in (field.annotation, *get_args(field.annotation))
+        found = "is invalid" if secret else f"is '{error['input']}'"
+        wanted = re.sub(r", (unable|not) .*| after validation", "", text).replace("items", "characters")
+        return f"{variable} {found}: {re.sub(r'^[A-Z][a-z]+ should ', 'it must ', wanted)}. {field.description}"
 
     def require_shorter(self, interval: str, timeout: str) -> None:
         """Raise a ValueError that names both settings unless the interval is shorter than the timeout.
@@ -51,6 +88,42 @@ class Fragment(BaseSettings):
         return f"TENORA_{name.upper()} is {value:g} {unit}", value * _UNIT_MS[unit]
 
 
+def check_settings(*kinds: type[Fragment]) -> None:
+    """Read all settings of a process. Raises one InvalidSettings that names the problems of all ``kinds``."""
+    problems: list[str] = []
+    for kind in kinds:
+        try:
+            kind()
+        except InvalidSettings as error:
+            problems += error.problems
+    if problems:
+        raise InvalidSettings(*dict.fromkeys(problems))
+
+
+@contextmanager
+def exit_on_invalid_settings() -> Iterator[None]:
+    """Around all that a program does: an InvalidSettings ends it with status 2 and its lines on standard error."""
+    try:
+        yield
+    except InvalidSettings as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(_INVALID_EXIT)
+
+
+def _with_scheme(*schemes: str) -> AfterValidator:
+    """An address with one of these schemes. The message does not show the address, which may hold a password."""
+
+    def check(given: str) -> str:
+        if urlsplit(given).scheme not in schemes:
+            raise ValueError(f"it must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
+        return given
+
+    return AfterValidator(check)
+
+
+_HttpUrl = Annotated[Annotated[str, _with_scheme("http", "https")] | None, BeforeValidator(lambda given: given or None)]
+
+
 class DeploymentSettings(Fragment):
     """Whether this is an installation for real tenants. Settings that weaken protection are refused in production."""
 
@@ -64,7 +137,7 @@ class DeploymentSettings(Fragment):
 class RedisSettings(Fragment):
     """Redis or Valkey: snapshots, quotas, replica status and the usage stream."""
 
-    redis_url: str = Field(
+    redis_url: Annotated[str, _with_scheme("redis", "rediss", "unix")] = Field(
         default="redis://127.0.0.1:6379/0",
         description="URL of Redis or Valkey, with AOF on. TLS: rediss://…?ssl_ca_certs=FILE.",
     )
@@ -73,7 +146,7 @@ class RedisSettings(Fragment):
 class PostgresSettings(Fragment):
     """The only SQL dialect."""
 
-    postgres_dsn: str = Field(
+    postgres_dsn: Annotated[str, _with_scheme("postgresql+psycopg")] = Field(
         default="postgresql+psycopg://postgres@127.0.0.1:5432/tenora",
         description="SQLAlchemy URL of Postgres 15 or later. TLS: …?sslmode=verify-full&sslrootcert=FILE.",
     )
@@ -83,8 +156,8 @@ class PostgresSettings(Fragment):
 class S3Settings(Fragment):
     """Where uploads and adapters lie."""
 
-    s3_endpoint: str | None = Field(default=None, description="Endpoint URL; empty for AWS itself.")
-    s3_public_endpoint: str | None = Field(
+    s3_endpoint: _HttpUrl = Field(default=None, description="Endpoint URL; empty for AWS itself.")
+    s3_public_endpoint: _HttpUrl = Field(
         default=None,
         description="Endpoint URL in tenants' upload URLs, if tenants need another address than Tenora does.",
     )
@@ -142,5 +215,8 @@ class EngineKeySettings(Fragment):
 class TelemetrySettings(Fragment):
     """Logs and metrics of one process."""
 
-    log_level: str = Field(default="info", description="debug, info, warning or error.")
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        BeforeValidator(lambda given: given.lower() if isinstance(given, str) else given),
+    ] = Field(default="info", description="Lowest level of the log events that are written.")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Prometheus port on loopback; 0 serves none.")

@@ -2,8 +2,7 @@
 
 from pydantic import Field, SecretStr, field_validator
 
-from core.errors import Unprocessable
-from core.settings import Fragment
+from core.settings import Fragment, InvalidSettings
 from core.snapshot_signing import SnapshotSigner, SnapshotVerifier
 
 
@@ -40,9 +39,9 @@ class SnapshotSigningSettings(Fragment):
         return given
 
     def signer(self) -> SnapshotSigner:
-        """The signer with this key. Raises Unprocessable without one."""
+        """The signer with this key. Raises InvalidSettings without one."""
         if self.snapshot_signing_key is None:
-            raise Unprocessable(
-                "TENORA_SNAPSHOT_SIGNING_KEY is not set; `python -m control_plane signing-key` makes a pair of keys."
+            raise InvalidSettings(
+                "TENORA_SNAPSHOT_SIGNING_KEY is not set: `python -m control_plane signing-key` makes a pair of keys."
             )
         return SnapshotSigner(self.snapshot_signing_key.get_secret_value())

@@ -6,6 +6,7 @@ import sys
 import click
 
 from core import telemetry
+from core.settings import check_settings, exit_on_invalid_settings
 from core.struct_types import complete_struct_types
 
 
@@ -31,8 +32,9 @@ def gateway(workers: int) -> None:
 def replica() -> None:
     """Run one vLLM engine with its agent, until SIGTERM."""
     from data_plane.engine.agent.run import run_replica
-    from data_plane.engine.settings import ReplicaSettings
+    from data_plane.engine.settings import REPLICA_PARTS, ReplicaSettings
 
+    check_settings(*REPLICA_PARTS)  # the engine, a child process, reads some of them
     settings = ReplicaSettings()
     telemetry.set_up("replica", settings)
     complete_struct_types()
@@ -40,4 +42,5 @@ def replica() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_invalid_settings():
+        main()

@@ -10,7 +10,7 @@ from alembic import context
 from sqlmodel import SQLModel
 
 from core import db
-from core.settings import PostgresSettings
+from core.settings import PostgresSettings, exit_on_invalid_settings
 
 ADVISORY_LOCK = 7_301_945_118  # any fixed number; it keeps two migrators from running at once
 
@@ -22,7 +22,8 @@ for package in ("control_plane", "billing"):
 
 def run() -> None:
     """Bring the database to the wanted revision, alone: a second migrator waits for the first."""
-    engine = db.connect(context.config.attributes.get("settings") or PostgresSettings())
+    with exit_on_invalid_settings():
+        engine = db.connect(context.config.attributes.get("settings") or PostgresSettings())
     try:
         with engine.connect() as connection:
             connection.execute(sa.text(f"SELECT pg_advisory_lock({ADVISORY_LOCK})"))

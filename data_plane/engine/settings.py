@@ -4,12 +4,15 @@ Settings of the object store and of the disk cache are in ``adapters.settings``.
 """
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import DirectoryPath, Field, field_validator, model_validator
 
-from core.settings import EngineKeySettings, Fragment, RedisSettings, TelemetrySettings
+from adapters.settings import CacheSettings, StoreSettings
+from core.settings import EngineKeySettings, Fragment, RedisSettings, S3Settings, TelemetrySettings
 from core.snapshot_settings import SnapshotVerifyingSettings
+
+VLLM_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class AdapterTaskSettings(Fragment):
@@ -139,7 +142,11 @@ class SharedEngineSettings(Fragment):
     engine in the environment.
     """
 
-    replica_id: str = Field(default="rep_local", pattern=r"^rep_[a-z0-9_]{1,40}$", description="Id of this replica.")
+    replica_id: str = Field(
+        default="rep_local",
+        pattern=r"^rep_[a-z0-9_]{1,40}$",
+        description="Id of this replica: rep_ and up to 40 of a-z, 0-9 and _.",
+    )
     engine_run_dir: Path = Field(
         default=Path(".tenora/run"), description="Folder in which each replica keeps its socket and residency table."
     )
@@ -234,7 +241,7 @@ class ReplicaSettings(
 ):
     """Everything `python -m data_plane replica` reads, beside the S3 and cache settings of ``adapters``."""
 
-    model_path: Path = Field(description="Folder of the base model's checkpoint.")
+    model_path: DirectoryPath = Field(description="Folder of the base model's checkpoint.")
     engine_host: str = Field(
         default="127.0.0.1",
         description="Address on which the engine listens and which the replica publishes to gateways. Gateways must be "
@@ -243,8 +250,8 @@ class ReplicaSettings(
     engine_port: int = Field(default=8100, ge=1, le=65535, description="Port of the engine's HTTP API.")
     engine_rank_max: int = Field(
         default=16,
-        description="Largest LoRA rank that the replica serves, and so its rank class; vLLM allows 1, 8, 16, 32, "
-        "64, 128, 256, 320, 512.",
+        description="Largest LoRA rank that the replica serves, and so its rank class; vLLM allows "
+        f"{', '.join(map(str, VLLM_RANKS))}.",
     )
     engine_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         default="auto",
@@ -297,8 +304,19 @@ class ReplicaSettings(
     )
     drain_s: float = Field(default=30, ge=0, le=3600, description="Longest wait for running requests after SIGTERM.")
 
+    @field_validator("engine_rank_max")
+    @classmethod
+    def _allowed_by_vllm(cls, given: int) -> int:
+        if given not in VLLM_RANKS:
+            raise ValueError(f"{given} is none of vLLM's ranks")
+        return given
+
     @model_validator(mode="after")
     def _check_intervals(self) -> Self:
         """A status must be published again before it expires; otherwise gateways lose a healthy replica."""
         self.require_shorter("heartbeat_s", "status_ttl_s")
         return self
+
+
+REPLICA_PARTS: Final = (ReplicaSettings, S3Settings, StoreSettings, CacheSettings)
+"""What the agent and its engine read."""

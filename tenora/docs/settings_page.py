@@ -4,23 +4,17 @@ Names, defaults and descriptions come from the settings classes; only the produc
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Final, get_type_hints
+from dataclasses import dataclass
+from typing import Final
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from adapters.settings import CacheSettings, StoreSettings
-from billing.costs.settings import CostSettings
-from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
-from billing.payments.settings import PaymentSettings
-from billing.resources.settings import ResourceSettings
-from billing.settings import BillingSettings
-from billing.stripe_settings import StripeSettings
-from control_plane.settings import ControlSettings
-from core.settings import Fragment, PostgresSettings, RedisSettings, S3Settings, TelemetrySettings
-from data_plane.engine.settings import ReplicaSettings
+from billing.worker import WORKER_PARTS
+from control_plane.settings import CONTROL_PARTS
+from core.settings import Fragment
+from data_plane.engine.settings import REPLICA_PARTS
 from data_plane.gateway.settings import GatewaySettings
 from tenora.settings import StackSettings
 
@@ -34,35 +28,11 @@ class Process:
     settings: tuple[type[Fragment], ...]
 
 
-def _parts_of(composed: type) -> tuple[type[Fragment], ...]:
-    """The settings classes that a dataclass of settings is composed of."""
-    hints = get_type_hints(composed)
-    return tuple(hints[part.name] for part in fields(composed))
-
-
 PROCESSES: Final = (
     Process("Gateway", "python -m data_plane gateway", (GatewaySettings,)),
-    Process(
-        "Control plane", "python -m control_plane web` and `python -m control_plane worker", _parts_of(ControlSettings)
-    ),
-    Process(
-        "Billing worker",
-        "python -m billing worker",
-        (
-            BillingSettings,
-            CostSettings,
-            ResourceSettings,
-            StripeSettings,
-            PaymentSettings,
-            NotificationSettings,
-            DeliverySettings,
-            SmtpSettings,
-            PostgresSettings,
-            RedisSettings,
-            TelemetrySettings,
-        ),
-    ),
-    Process("Replica", "python -m data_plane replica", (ReplicaSettings, S3Settings, StoreSettings, CacheSettings)),
+    Process("Control plane", "python -m control_plane web` and `python -m control_plane worker", CONTROL_PARTS),
+    Process("Billing worker", "python -m billing worker", WORKER_PARTS),
+    Process("Replica", "python -m data_plane replica", REPLICA_PARTS),
     Process("One machine", "tenora up", (StackSettings,)),
 )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import uvicorn
 
 from core import telemetry
-from core.settings import TelemetrySettings
+from core.settings import TelemetrySettings, exit_on_invalid_settings
 from tenora.stripe_simulator.app import build_app
 from tenora.stripe_simulator.errors import ApiError
 from tenora.stripe_simulator.store import AlreadyRunning
@@ -41,4 +41,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_invalid_settings():
+        main()

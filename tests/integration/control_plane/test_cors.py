@@ -4,11 +4,11 @@ import secrets
 
 import httpx
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
 from control_plane import operations
 from control_plane.settings import WebSettings
-from core.settings import CorsSettings, S3Settings
+from core.settings import CorsSettings, InvalidSettings, S3Settings
 from tenora.stack import embedded_servers
 from tenora.stack.program import free_port
 from tests.conftest import running
@@ -134,7 +134,7 @@ def test_preparing_the_bucket_creates_it_and_accepts_a_server_without_cors_rules
     ["*", "https://*.example.com", "https://a.example/", "https://A.example", "a.example", "ftp://a.example", "null"],
 )
 def test_only_exact_origins_can_be_configured(bad):
-    with pytest.raises(ValidationError, match="is no origin"):
+    with pytest.raises(InvalidSettings, match="is no origin"):
         CorsSettings(control_cors_origins=(CONSOLE, bad))
 
 

@@ -1,10 +1,10 @@
 """A live key and a simulator never meet, and wrong settings say what to do."""
 
 import pytest
-from pydantic import ValidationError
 
 from billing.stripe_client import StripeAccount
 from billing.stripe_settings import StripeSettings
+from core.settings import InvalidSettings
 
 SIMULATOR = "http://127.0.0.1:8090"
 LIVE, RESTRICTED = "sk_live_0123456789", "rk_live_0123456789"
@@ -12,26 +12,25 @@ SECRET = "whsec_0123456789abcdef"
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "code", "fix"),
+    ("changes", "field", "fix"),
     [
-        ({"API_KEY": LIVE, "API_BASE": SIMULATOR}, "stripe_api_base", "live_key_with_simulator", "sk_test_"),
-        ({"API_KEY": RESTRICTED, "API_BASE": SIMULATOR}, "stripe_api_base", "live_key_with_simulator", "Unset"),
-        ({"MODE": "live", "API_BASE": SIMULATOR}, "stripe_api_base", "live_mode_with_simulator", "to test"),
-        ({"API_KEY": "pk_test_0123456789"}, "stripe_api_key", "stripe_key_malformed", "sk_live_"),
-        ({"API_BASE": f"{SIMULATOR}/v1"}, "stripe_api_base", "stripe_base_malformed", "without a path"),
-        ({"API_BASE": "file:///etc/passwd"}, "stripe_api_base", "stripe_base_malformed", "scheme://host"),
-        ({"WEBHOOK_SECRET": "secret"}, "stripe_webhook_secret", "stripe_webhook_secret_malformed", "whsec_"),
+        ({"API_KEY": LIVE, "API_BASE": SIMULATOR}, "stripe_api_base", "sk_test_"),
+        ({"API_KEY": RESTRICTED, "API_BASE": SIMULATOR}, "stripe_api_base", "Unset"),
+        ({"MODE": "live", "API_BASE": SIMULATOR}, "stripe_api_base", "to test"),
+        ({"API_KEY": "pk_test_0123456789"}, "stripe_api_key", "sk_live_"),
+        ({"API_BASE": f"{SIMULATOR}/v1"}, "stripe_api_base", "without a path"),
+        ({"API_BASE": "file:///etc/passwd"}, "stripe_api_base", "scheme://host"),
+        ({"WEBHOOK_SECRET": "secret"}, "stripe_webhook_secret", "whsec_"),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_is_refused_with_code_field_and_fix(monkeypatch, changes, field, code, fix):
+def test_a_wrong_setting_is_refused_with_field_and_fix(monkeypatch, changes, field, fix):
     for name, value in changes.items():
         monkeypatch.setenv(f"TENORA_STRIPE_{name}", value)
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises(InvalidSettings) as refused:
         StripeSettings()
-    (error,) = refused.value.errors()
-    assert (error["loc"][-1], error["type"]) == (field, code)
-    assert f"TENORA_{field.upper()}" in error["msg"]
-    assert fix in error["msg"]
+    (problem,) = refused.value.problems
+    assert f"TENORA_{field.upper()}" in problem
+    assert fix in problem
 
 
 def test_a_live_key_alone_and_a_test_key_with_a_simulator_are_accepted():

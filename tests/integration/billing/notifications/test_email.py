@@ -3,7 +3,7 @@
 import smtplib
 
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
 from billing.notifications.email_sender import EmailSender
 from billing.notifications.email_text import compose
@@ -12,6 +12,7 @@ from billing.notifications.outbox import notify
 from billing.notifications.settings import NotificationSettings, SmtpSettings, is_mailbox
 from core import clock
 from core.db import unit_of_work
+from core.settings import InvalidSettings
 from tests.fixtures.notifications.receivers import certificate, free_port, mail_server
 from tests.integration.billing.notifications.conftest import BOX, SPEND
 
@@ -174,13 +175,13 @@ def test_anything_else_is_not(address):
 
 
 def test_settings_refuse_a_password_in_plain_text_and_a_bad_sender():
-    with pytest.raises(ValidationError, match="TENORA_SMTP_SECURITY is none"):
+    with pytest.raises(InvalidSettings, match="TENORA_SMTP_SECURITY is none"):
         SmtpSettings(smtp_user="tenora", smtp_security="none")
-    with pytest.raises(ValidationError, match="no e-mail address"):
+    with pytest.raises(InvalidSettings, match="no e-mail address"):
         NotificationSettings(notifications_email_from="billing\r\nBcc: x@example.com")
 
 
 def test_production_refuses_loopback_and_is_the_default():
-    with pytest.raises(ValidationError, match="TENORA_NOTIFICATIONS_ALLOW_LOOPBACK is true, which production refuses"):
+    with pytest.raises(InvalidSettings, match="TENORA_NOTIFICATIONS_ALLOW_LOOPBACK is true, which production refuses"):
         NotificationSettings(notifications_allow_loopback=True)
     assert NotificationSettings(notifications_allow_loopback=True, deployment="one-machine").deployment == "one-machine"

@@ -11,7 +11,7 @@ from data_plane.engine.settings import ReplicaSettings
 from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
 SETTINGS = ReplicaSettings(
-    model_path=Path("/models/m"),
+    model_path=Path("/"),
     engine_key=SecretStr("very-secret-engine-key"),
     engine_slots=8,
     snapshot_public_keys=PUBLIC_KEYS,

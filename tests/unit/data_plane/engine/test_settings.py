@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
+from core.settings import InvalidSettings
 from data_plane.engine.settings import ReplicaSettings
 from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
@@ -27,9 +27,9 @@ def test_one_slow_probe_replaces_no_engine():
 
 
 def test_a_status_that_expires_before_the_next_one_is_refused():
-    with pytest.raises(ValidationError, match="TENORA_HEARTBEAT_S is 5 s, TENORA_STATUS_TTL_S is 5 s"):
+    with pytest.raises(InvalidSettings, match="TENORA_HEARTBEAT_S is 5 s, TENORA_STATUS_TTL_S is 5 s"):
         ReplicaSettings(
-            model_path=Path("model"),
+            model_path=Path("/"),
             engine_key="e" * 16,
             snapshot_public_keys=PUBLIC_KEYS,
             heartbeat_s=5,

@@ -44,7 +44,7 @@ class FakeStream:
 class Boot:
     def __init__(self, run_dir) -> None:
         self.settings = ReplicaSettings(
-            model_path="/m", replica_id="rep_one", engine_run_dir=run_dir, engine_key=processes.ENGINE_KEY,
+            model_path="/", replica_id="rep_one", engine_run_dir=run_dir, engine_key=processes.ENGINE_KEY,
             snapshot_public_keys=PUBLIC_KEYS, cost_windows_unsent_max=3,
         )  # fmt: skip
         self.settings.run_dir.mkdir()
