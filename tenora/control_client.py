@@ -3,14 +3,19 @@
 import time
 from typing import Any, Final
 
+import click
 import httpx
 
 _ATTEMPTS_MAX: Final = 5
 _RETRY_AFTER_MAX_S: Final = 10
 
 
-class ControlPlaneError(Exception):
-    """A call failed. The message names the fix."""
+class ControlPlaneError(click.ClickException):
+    """A call failed. The message names the fix; ``facts`` is the control plane's answer where there is one."""
+
+    def __init__(self, message: str, facts: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.facts = facts or {}
 
 
 class ControlPlaneClient:
@@ -46,7 +51,7 @@ class ControlPlaneClient:
                 pause_s = min(float(answer.headers.get("retry-after", "1")), _RETRY_AFTER_MAX_S)
             time.sleep(pause_s)
         if refuse and answer.is_error:
-            raise ControlPlaneError(problem_of(answer))
+            raise refusal(answer)
         return answer
 
     def pages(self, path: str) -> list[dict[str, Any]]:
@@ -61,10 +66,11 @@ class ControlPlaneClient:
                 return found
 
 
-def problem_of(answer: httpx.Response) -> str:
-    """The message of an error answer, with its code and request id."""
+def refusal(answer: httpx.Response) -> ControlPlaneError:
+    """The error of an answer, with its code and request id in the message."""
     try:
         problem = answer.json()
-        return f"{problem['detail']} ({problem['code']}, {problem['request_id']})"
+        return ControlPlaneError(f"{problem['detail']} ({problem['code']}, {problem['request_id']})", problem)
     except (ValueError, KeyError, TypeError):
-        return f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:200]}"
+        where = f"{answer.request.method} {answer.request.url.path}"
+        return ControlPlaneError(f"{where}: {answer.status_code} {answer.text[:200]}")

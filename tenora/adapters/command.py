@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from tenora.command_line import show
 from tenora.control_client import ControlPlaneClient
 
 _COLUMNS: Final = ("name", "base_model", "newest_ready", "serves")
@@ -12,6 +13,10 @@ _COLUMNS: Final = ("name", "base_model", "newest_ready", "serves")
 def list_adapters(client: ControlPlaneClient, console: Console) -> None:
     """Print one line an adapter, newest first."""
     found = client.pages("/api/v1/adapters")
+    show({"data": found}, lambda: _print_list(found, console))
+
+
+def _print_list(found: list[dict[str, Any]], console: Console) -> None:
     if not found:
         console.print("no adapters yet; upload one with: tenora upload FOLDER --adapter NAME")
         return
@@ -25,13 +30,18 @@ def list_adapters(client: ControlPlaneClient, console: Console) -> None:
 def show_adapter(client: ControlPlaneClient, name: str, console: Console) -> None:
     """Print an adapter with its aliases and revisions."""
     adapter = client.call("GET", f"/api/v1/adapters/{name}").json()
+    adapter["aliases"] = client.call("GET", f"/api/v1/adapters/{name}/aliases").json()["data"]
+    adapter["revisions"] = client.pages(f"/api/v1/adapters/{name}/revisions")
+    show(adapter, lambda: _print_adapter(adapter, console))
+
+
+def _print_adapter(adapter: dict[str, Any], console: Console) -> None:
     for field in ("name", "id", "base_model", "newest_ready", "serves", "rank", "pinned", "created_at"):
         console.print(f"{field}: {_cell(adapter[field])}", markup=False, highlight=False, soft_wrap=True)
-    aliases = client.call("GET", f"/api/v1/adapters/{name}/aliases").json()["data"]
-    for alias in aliases:
+    for alias in adapter["aliases"]:
         target = alias["revision"] or ", ".join(f"{each} {weight} %" for each, weight in alias["weights"].items())
         console.print(f"alias {alias['name']}: {target}", markup=False, highlight=False, soft_wrap=True)
-    for revision in client.pages(f"/api/v1/adapters/{name}/revisions"):
+    for revision in adapter["revisions"]:
         stage = f" ({revision['stage']})" if revision["stage"] else ""
         text = f"revision {revision['id']}: {revision['status']}{stage}, {revision['created_at']}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -40,7 +50,8 @@ def show_adapter(client: ControlPlaneClient, name: str, console: Console) -> Non
 def delete_adapter(client: ControlPlaneClient, name: str, console: Console) -> None:
     """Delete an adapter with all its revisions."""
     client.call("DELETE", f"/api/v1/adapters/{name}")
-    console.print(f"deleted {name}: calls of it are refused, and its files are removed", markup=False, soft_wrap=True)
+    text = f"deleted {name}: calls of it are refused, and its files are removed"
+    show({"deleted": name}, lambda: console.print(text, markup=False, soft_wrap=True))
 
 
 def _cell(value: Any) -> str:  # a JSON value

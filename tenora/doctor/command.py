@@ -3,12 +3,12 @@
 A difference in one check only is a change in progress. The command changes nothing.
 """
 
-import json
 import os
 import time
 from dataclasses import asdict
 from typing import Final
 
+import click
 from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
@@ -23,13 +23,17 @@ OTHER_STACK: Final = frozenset({"TENORA_REDIS_URL", "TENORA_POSTGRES_DSN", "TENO
 """The variables that name a stack which does not run under ``TENORA_HOME``."""
 
 
-def examine(settings: StackSettings, *, pause_s: float, as_json: bool) -> int:
-    """Print the report. Returns 0 when nothing differs both times, 1 when something does, 2 when the check failed."""
+class CheckFailed(click.ClickException):
+    """The check could not be made."""
+
+    exit_code = 2
+
+
+def examine(settings: StackSettings, *, pause_s: float) -> tuple[Look, list[Finding]]:
+    """What was seen, and what differs both times. Raises CheckFailed."""
     if not is_up(settings) and not os.environ.keys() >= OTHER_STACK:
         others = ", ".join(sorted(OTHER_STACK))
-        text = f"Nothing runs under {settings.root}. Start it with: tenora up --detach, or set {others}."
-        Console(stderr=True).print(text, markup=False, soft_wrap=True)
-        return 2
+        raise CheckFailed(f"Nothing runs under {settings.root}. Start it with: tenora up --detach, or set {others}.")
     try:
         with sources(settings) as at:
             seen = look(at)
@@ -38,14 +42,9 @@ def examine(settings: StackSettings, *, pause_s: float, as_json: bool) -> int:
                 time.sleep(pause_s)
                 seen = look(at)
                 found = lasting(found, findings(seen))
-    except (RedisError, SQLAlchemyError, ValueError) as error:
-        Console(stderr=True).print(f"cannot check: {error}", markup=False)
-        return 2
-    if as_json:
-        print(json.dumps(report(seen, found), indent=2))
-    else:
-        _print(seen, found)
-    return 1 if found else 0
+    except (RedisError, SQLAlchemyError) as error:
+        raise CheckFailed(f"cannot check: {error}") from error
+    return seen, found
 
 
 def lasting(first: list[Finding], second: list[Finding]) -> list[Finding]:
@@ -69,7 +68,8 @@ def report(seen: Look, found: list[Finding]) -> dict[str, object]:
     }
 
 
-def _print(seen: Look, found: list[Finding]) -> None:
+def print_report(seen: Look, found: list[Finding]) -> None:
+    """Print the report for people."""
     console = Console()
     console.print(
         f"{len(seen.replicas)} replicas, {len(seen.gateways)} gateways, {len(seen.routes)} adapters, "

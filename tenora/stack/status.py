@@ -1,4 +1,4 @@
-"""What `tenora status` reports: addresses, the admin key, and whether every part is ready."""
+"""What `tenora status` reports: addresses, programs and replicas, and whether every part is ready."""
 
 import json
 from dataclasses import asdict
@@ -18,9 +18,9 @@ def running_stack(settings: StackSettings) -> Stack:
 
 def read_status(settings: StackSettings, *, secrets: bool = False) -> dict[str, Any]:
     """The status as one JSON-able dict. ``ready`` is True only when every program is up and a replica has generated.
-    The addresses of Postgres and Redis have their passwords only with ``secrets``.
+    Only with ``secrets`` has it the admin key and the passwords in the addresses of Postgres and Redis.
     """
-    nothing: dict[str, Any] = {"ready": False, "programs": {}, "replicas": []}
+    nothing: dict[str, Any] = {"ready": False, "programs": {}, "replicas": [], "home": str(settings.root)}
     if not is_up(settings):
         return nothing
     try:
@@ -31,17 +31,18 @@ def read_status(settings: StackSettings, *, secrets: bool = False) -> dict[str, 
     replicas = [
         {field: replica[field] for field in ("id", "url", "base_model", "state")} for replica in stack.replicas()
     ]
-    key_file = stack.admin_key_file
     addresses = asdict(stack.addresses)
     if STRIPE_SIMULATOR not in programs:
         del addresses["stripe_simulator_url"]
     if not secrets:
         addresses = {name: _without_credentials(url) for name, url in addresses.items()}
+    key_file = stack.admin_key_file
+    admin_key = {"admin_key": key_file.read_text().strip()} if secrets and key_file.exists() else {}
     return {
         "ready": all(program["state"] in ("ready", "done") for program in programs.values())
         and any(replica["state"] == "ready" for replica in replicas),
         **addresses,
-        "admin_key": key_file.read_text().strip() if key_file.exists() else None,
+        **admin_key,
         "replicas": replicas,
         "programs": programs,
         "home": str(settings.root),

@@ -68,7 +68,7 @@ def _print_ready(programs: dict[str, dict[str, object]], shown: dict[str, object
 
 
 def stop_stack(settings: StackSettings) -> None:
-    """Stop everything and report it."""
+    """Stop everything and report it. Raises click.ClickException when something still runs."""
     with console.status("stopping"):
         if not daemon.stop(settings):
             raise click.ClickException(f"some processes did not stop; see {settings.root}/logs/supervisor.log")

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from adapters.validation.file_rules import REQUIRED_FILES, missing_files
-from tenora.control_client import ControlPlaneClient, ControlPlaneError, problem_of
+from tenora.control_client import ControlPlaneClient, ControlPlaneError, refusal
 from tenora.upload.transport import SendFailed, parts_of, send
 
 _ROUNDS_MAX: Final = 3
@@ -91,7 +91,7 @@ class Uploader:
             made = self._client.call("POST", "/api/v1/adapters", {"name": name, "base_model": base_model}).json()
             self._progress.show_line(f"created adapter {name} for {made['base_model']}")
         elif answer.is_error:
-            raise UploadFailed(problem_of(answer))
+            raise refusal(answer)
         elif wanted is not None:
             self._require_base_model(name, answer.json()["base_model"], wanted)
 
@@ -150,7 +150,7 @@ class Uploader:
             answer = self._client.call("POST", f"{where}/complete", refuse=False)
             if answer.is_success:
                 return
-            failure = problem_of(answer)
+            failure = refusal(answer).message
             if answer.json().get("code") != "artifact_missing":
                 break
         raise UploadFailed(f"{failure} (run the same command again to resume)")

@@ -8,6 +8,7 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.spinner import Spinner
 
+from tenora.command_line import show
 from tenora.upload.client import Uploader, UploadProgress, read_folder
 
 
@@ -26,7 +27,8 @@ def run_upload(
             aliases = uploader.aliases(adapter)
         finally:
             uploader.close()
-    _show(revision, adapter, aliases, console)
+    answer = {"adapter": adapter, "revision": revision, "aliases": aliases}
+    show(answer, lambda: _show(revision, adapter, aliases, console))
     return bool(revision["status"] == "ready")
 
 

@@ -101,7 +101,7 @@ class Platform:
         return json.loads(json.dumps(read_status(self.settings, secrets=secrets)))
 
     def admin(self) -> httpx.Client:
-        now = self.status()
+        now = self.status(secrets=True)
         return httpx.Client(
             base_url=now["control_url"], headers={"Authorization": f"Bearer {now['admin_key']}"}, timeout=30
         )

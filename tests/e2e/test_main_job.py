@@ -282,12 +282,15 @@ async def test_status_has_all_that_a_client_needs(platform, model):
     shown = platform.run("status", "--json")
     assert shown.returncode == 0
     now = json.loads(shown.stdout)
-    assert {"gateway_url", "control_url", "admin_key", "s3_url", "postgres_dsn", "redis_url"} <= now.keys()
+    assert {"gateway_url", "control_url", "s3_url", "postgres_dsn", "redis_url"} <= now.keys()
     (replica,) = now["replicas"]
     assert (replica["base_model"], replica["state"]) == (model, "ready")
     assert {"id", "url"} <= replica.keys()
+    secrets = platform.status(secrets=True)
     assert "@" not in now["postgres_dsn"] + now["redis_url"], "passwords are shown only with --secrets"
-    assert "@" in platform.status(secrets=True)["postgres_dsn"]
+    assert "@" in secrets["postgres_dsn"]
+    assert "admin_key" not in now
+    assert secrets["admin_key"] == platform.run("admin-key").stdout.strip()
 
 
 async def test_a_revoked_key_is_refused_within_two_seconds(platform, customers, promised_s):

@@ -7,13 +7,13 @@ import time
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import OutboxRelay
 from core import redis_keys
 from core.contracts.snapshots import GatewayStatus
-from tenora.doctor.command import examine
-from tenora.settings import StackSettings
+from tenora.cli import main
 from tenora.stack.program import free_port
 from tests.conftest import wait_until
 from tests.fixtures import processes
@@ -30,23 +30,21 @@ def room(redis_server, engine, tmp_path):
 
 
 @pytest.fixture
-def doctor(monkeypatch, capsys, redis_server, postgres_settings, tmp_path):
+def doctor(monkeypatch, redis_server, postgres_settings, tmp_path):
     """Examine the platform that the environment names; returns (exit status, findings)."""
     monkeypatch.setenv("TENORA_REDIS_URL", redis_server)
     monkeypatch.setenv("TENORA_POSTGRES_DSN", postgres_settings.postgres_dsn)
     monkeypatch.setenv("TENORA_ENGINE_KEY", processes.ENGINE_KEY)
-    settings = StackSettings(home=tmp_path / "no stack")
+    monkeypatch.setenv("TENORA_HOME", str(tmp_path / "no stack"))
 
     def run() -> tuple[int, list[dict]]:
-        capsys.readouterr()
-        status = examine(settings, pause_s=0.5, as_json=True)
-        printed = capsys.readouterr().out
-        return status, json.loads(printed)["findings"] if printed else []
+        done = CliRunner().invoke(main, ["doctor", "--json", "--pause-s", "0.5"])
+        return done.exit_code, json.loads(done.stdout).get("findings")
 
     return run
 
 
-def test_a_healthy_platform_has_no_findings_and_a_lying_one_is_found_out(room, doctor, capsys, tmp_path):
+def test_a_healthy_platform_has_no_findings_and_a_lying_one_is_found_out(room, doctor):
     room.ask(engine_name())
     wait_until(lambda: any(room.residency().slots), what="the residency")
     assert doctor() == (0, [])
@@ -57,10 +55,10 @@ def test_a_healthy_platform_has_no_findings_and_a_lying_one_is_found_out(room, d
     assert {"replica rep_one slot 5", "replica rep_one disk"} == {each["where"] for each in found}
     assert any(hidden in each["what"] for each in found)
     assert all(each["fix"] for each in found)
-    assert examine(StackSettings(home=tmp_path / "no stack"), pause_s=0, as_json=False) == 1
-    shown = capsys.readouterr().out
-    assert "is free but not zeroed" in shown
-    assert "restart the replica" in shown
+    shown = CliRunner().invoke(main, ["doctor", "--pause-s", "0"])
+    assert shown.exit_code == 1
+    assert "is free but not zeroed" in shown.stdout
+    assert "restart the replica" in shown.stdout
 
 
 def test_a_published_value_that_differs_from_postgres_is_found_and_the_named_fix_works(room, doctor, engine):
@@ -81,7 +79,7 @@ def test_a_published_value_that_differs_from_postgres_is_found_and_the_named_fix
 
 def test_what_it_cannot_reach_is_no_health(doctor, monkeypatch):
     monkeypatch.setenv("TENORA_REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
-    assert doctor() == (2, [])
+    assert doctor() == (2, None)
 
 
 def test_the_command_explains_itself():

@@ -1,5 +1,6 @@
 """`tenora upload` against the real control plane, its worker and S3."""
 
+import json
 import subprocess
 import sys
 
@@ -70,6 +71,11 @@ def tenora_upload(api, tenant, folder, *options: str, key: str | None = None):
     return CliRunner().invoke(main, arguments, env={"TENORA_API_KEY": key or tenant.key, "COLUMNS": "200"})
 
 
+def document(done) -> dict:
+    """What --json printed, among the log lines of this process's API."""
+    return json.JSONDecoder().raw_decode(done.stdout, done.stdout.index("{\n"))[0]
+
+
 def test_a_folder_as_training_left_it_becomes_ready_and_the_same_again_sends_nothing(judging, judged, folder):
     first, again = (tenora_upload(judging, judged, folder) for _ in range(2))
     for done in (first, again):
@@ -109,6 +115,13 @@ def test_adapters_are_listed_with_whole_ids_on_a_narrow_terminal(judging, judged
     listed = CliRunner().invoke(main, ["adapters", "--control-url", judging.url, "list"], env=environment)
     rows = [line.split() for line in listed.output.splitlines()]  # this process's API logs to it, too
     assert ["bot", BASE.id, revision["id"], revision["id"]] in rows
+    (shown, absent) = (
+        CliRunner().invoke(main, ["adapters", "--control-url", judging.url, "show", name, "--json"], env=environment)
+        for name in ("bot", "absent")
+    )
+    assert [each["id"] for each in document(shown)["revisions"]] == [revision["id"]]
+    error = document(absent)["error"]
+    assert (absent.exit_code, error["status"], error["request_id"][:4]) == (1, 404, "req_")
     asked = CliRunner().invoke(main, ["adapters", "delete", "bot"], env={"TENORA_API_KEY": ""}, input="y\n")
     assert (asked.exit_code, "no API key" in asked.output, "Delete bot" in asked.output) == (1, True, False)
 
