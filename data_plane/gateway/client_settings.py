@@ -67,11 +67,11 @@ class ClientSettings(Fragment):
 
     # A request's body: reading, checking, and counting the prompt.
     body_max_bytes: int = Field(
-        default=1_048_576, ge=1024, description="Bytes of a request body. The gateway refuses a larger body."
+        default=2_097_152, ge=1024, description="Bytes of a request body. The gateway refuses a larger body."
     )
     body_s: float = Field(default=30, gt=0, description="How long a client may take to send the request body.")
     json_depth_max: int = Field(
-        default=24, ge=4, description="Nesting depth of a JSON request body. The gateway refuses a deeper body."
+        default=48, ge=4, description="Nesting depth of a JSON request body. The gateway refuses a deeper body."
     )
     parse_inline_max_bytes: int = Field(
         default=65_536,
@@ -92,7 +92,13 @@ class ClientSettings(Fragment):
         "one process answers each second, with a burst of five seconds' worth. Beyond this it answers 429.",
     )
     messages_max: int = Field(
-        default=256, ge=1, description="Messages in one chat request. The gateway refuses a request with more."
+        default=4096, ge=1, description="Messages in one chat request. The gateway refuses a request with more."
+    )
+    tools_max_bytes: int = Field(
+        default=262_144,
+        ge=1024,
+        description="Bytes of all tools of one request together, with their descriptions and schemas. Engines compile "
+        "them as one grammar, within the limits for one schema.",
     )
     tokenize_inline_max_bytes: int = Field(
         default=4096,
@@ -122,7 +128,10 @@ class ClientSettings(Fragment):
 
     # The compiler that checks the JSON Schemas of callers.
     schema_compile_s: float = Field(
-        default=5, gt=0, le=60, description="How long compiling one JSON Schema may take before it is refused."
+        default=15,
+        gt=0,
+        le=60,
+        description="How long compiling one JSON Schema, or all tools of a request, may take before it is refused.",
     )
     schema_start_s: float = Field(default=30, gt=0, description="How long the schema compiler may take to start.")
     schema_memory_bytes: int = Field(
@@ -135,7 +144,9 @@ class ClientSettings(Fragment):
         description="User and group id of the schema compiler if the gateway is root. Choose one that owns no files.",
     )
     schema_compiled_max_bytes: int = Field(
-        default=33_554_432, ge=1024, description="Size of one compiled JSON Schema. The gateway refuses a larger one."
+        default=50_331_648,
+        ge=1024,
+        description="Compiled size of one JSON Schema, or of all tools of a request. The gateway refuses a larger one.",
     )
     schema_waiting_max: int = Field(
         default=64, ge=1, description="Requests whose new schemas wait to be compiled. The gateway refuses more."
@@ -145,7 +156,7 @@ class ClientSettings(Fragment):
     )
     schema_cache_max: int = Field(default=4096, ge=1, description="Schemas whose results one gateway process caches.")
     schema_cache_max_bytes: int = Field(
-        default=64 << 20,
+        default=128 << 20,
         ge=1024,
         description="Compiled size of the cached schemas; together, all gateways stay below VLLM_XGRAMMAR_CACHE_MB.",
     )

@@ -1,8 +1,9 @@
 """The reference page of inference requests: what becomes of every field, from the tables that gateways decide by."""
 
+import json
 from typing import Final
 
-from data_plane.gateway.api import anthropic_request, fields
+from data_plane.gateway.api import anthropic_request, fields, openai_messages, tool_schemas
 from data_plane.gateway.settings import GatewaySettings
 
 _INTRO: Final = """# Inference requests
@@ -11,7 +12,30 @@ _INTRO: Final = """# Inference requests
 /v1/messages/count_tokens` Anthropic's; the official SDKs work with the gateway's address as their base URL. Keys go
 into `Authorization: Bearer` or, for messages, into `x-api-key`. `GET /v1/models` answers a request with the header
 `anthropic-version` in Anthropic's format. What a request says is rebuilt from these tables before an engine sees it. A
-field of neither table is refused with 400 `unknown_parameter` that names it; `null` is the same as absent.
+field of no table is refused with 400 `unknown_parameter` that names it by its path: `tools[0].cache_control`, or
+in Anthropic's words `tools.0.parameters`. `null` is the same as absent for every field, at every depth.
+"""
+_MESSAGES: Final = """
+## Messages
+
+Clients send earlier answers back, also those of other servers. Only these members of OpenAI's messages reach a model:
+`role`, `content` (a string or text parts), `name`, `tool_calls` (`id`, `function.name`, `function.arguments`) and
+`tool_call_id`. What an assistant said as a `refusal`, in a part or beside the content, is text of its message.
+
+- Ignored at every depth of a message, since no prompt contains them: {marks}; and an assistant's parts of type
+  {thoughts}.
+- Any other member is ignored where it is empty or false, and else refused by its path: a template could render it.
+- `audio` and `function_call` of an earlier answer are refused with `unsupported_parameter`, images and other parts with
+  `unsupported_content`.
+
+A message has at most {parts:,} parts and {calls} tool calls.
+
+## Tools
+
+All tools of a request, with their names, descriptions and schemas, have at most {tools:,} bytes of JSON
+(`TENORA_TOOLS_MAX_BYTES`); there is no limit on their number. One schema has at most {schema:,} bytes, {depth} levels,
+{nodes:,} nodes and {enum:,} values in an enum. A request with new tools waits until they compile, as one grammar: a
+second for thirty tools and a vocabulary of 49,152, four for 128; in proportion more for a larger vocabulary.
 """
 _KEYS: Final = """
 ## Idempotency-Key
@@ -39,7 +63,8 @@ def requests_page() -> str:
         _INTRO
         + _table("OpenAI's fields that are taken", "values, meaning", taken)
         + _table("OpenAI's fields that are accepted and do nothing", "why", fields.IGNORED)
-        + _table("Fields that are refused by name", "why: 400 `unsupported_parameter`", fields.REFUSED)
+        + _refused()
+        + _MESSAGES.format(**_message_bounds())
         + _table("Anthropic's accepted fields", "values, meaning", anthropic_request.ACCEPTED)
         + _table("Anthropic's fields that are accepted and do nothing", "why", anthropic_request.IGNORED)
         + "\nRefused by name, unless the value asks for nothing: "
@@ -51,6 +76,29 @@ def requests_page() -> str:
 def _table(title: str, head: str, rows: dict[str, str]) -> str:
     lines = "".join(f"| `{name}` | {words} |\n" for name, words in sorted(rows.items()))
     return f"\n## {title}\n\n| field | {head} |\n|---|---|\n{lines}"
+
+
+def _refused() -> str:
+    """Refused fields, with the values by which they ask for nothing."""
+    neutral = {name: ", ".join(f"`{json.dumps(one)}`" for one in values) for name, values in fields.NEUTRAL.items()}
+    neutral["add_special_tokens"] = "`false` in chat, `true` in completions"
+    rows = {name: f"{neutral.get(name, '')} | {why}" for name, why in fields.REFUSED.items()}
+    head = "accepted without effect | why another value is refused: 400 `unsupported_parameter`"
+    return _table("Fields that are refused by name", head, rows).replace("|---|---|", "|---|---|---|")
+
+
+def _message_bounds() -> dict[str, str | int]:
+    return {
+        "marks": ", ".join(f"`{name}`" for name in sorted(openai_messages.MARKS)),
+        "thoughts": ", ".join(f"`{name}`" for name in sorted(openai_messages.THOUGHTS)),
+        "parts": openai_messages.PARTS_MAX,
+        "calls": openai_messages.TOOL_CALLS_MAX,
+        "tools": GatewaySettings.model_fields["tools_max_bytes"].default,
+        "schema": tool_schemas.SCHEMA_BYTES_MAX,
+        "depth": tool_schemas.SCHEMA_DEPTH_MAX,
+        "nodes": tool_schemas.SCHEMA_NODES_MAX,
+        "enum": tool_schemas.SCHEMA_ENUM_MAX,
+    }
 
 
 def _bounds() -> dict[str, str]:

@@ -28,9 +28,9 @@ ACCEPTED: Final[dict[str, str]] = {
     "temperature": "0 to 2",
     "top_p": "up to 1",
     "top_k": "up to 1000",
-    "stop_sequences": "at most 4 strings of 1 to 64 characters",
+    "stop_sequences": f"at most {fields.STOPS_MAX} strings of 1 to 64 characters",
     "stream": "true for Anthropic's events",
-    "tools": "up to 32 client tools, each with a bounded schema",
+    "tools": "client tools, each with a bounded schema; bounded in bytes together",
     "tool_choice": "`auto`, `any`, `none` or `tool` with a name; `disable_parallel_tool_use` when a call is forced",
     "output_config": "`format` with a bounded JSON Schema; `effort` has no effect",
     "output_format": "the earlier name of `output_config.format`",
@@ -85,16 +85,14 @@ def parse_messages(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
     if kind == "chat":
         call.max_tokens = _tokens("max_tokens", body.pop("max_tokens", None))
     for name, value in body.items():
+        if value is None:
+            continue
         if name in REFUSED:
             if not _asks_nothing(value, REFUSED[name]):
                 raise _unsupported(name)
-        elif value is None and (name in ACCEPTED or name in IGNORED):
-            continue
         elif (kind == "tokenize" and name in _NOT_COUNTED) or not _read_field(call, name, value):
             raise unknown(name)
-    if call.tools is None and call.fields.get("tool_choice") in ("auto", "none"):
-        del call.fields["tool_choice"]
-    check_combinations(call, {})
+    check_combinations(call, {}, limits)
     continued = chat[-1]["role"] == "assistant"
     if continued:
         _require_free_continuation(call)
@@ -140,7 +138,7 @@ def _read_field(call: Call, name: str, value: Any) -> bool:
             call.fields[name] = fields.SAMPLING[name](name, value)
         case "stop_sequences":
             if not isinstance(value, list):
-                raise invalid(name, "a list of at most 4 strings")
+                raise invalid(name, f"a list of at most {fields.STOPS_MAX} strings")
             call.fields["stop"] = fields.stop(name, value, ".{}")
         case "stream":
             call.stream = fields.boolean(name, value)
@@ -166,10 +164,8 @@ def _read_field(call: Call, name: str, value: Any) -> bool:
 
 def _tools(name: str, value: Any) -> list[dict[str, Any]] | None:
     if not isinstance(value, list):
-        raise invalid(name, f"a list of at most {tool_schemas.TOOLS_MAX} tools")
-    if not value:
-        return None
-    return tool_schemas.as_tools(name, [_as_function(f"{name}.{index}", tool) for index, tool in enumerate(value)])
+        raise invalid(name, "a list of tools")
+    return [_as_function(f"{name}.{index}", tool) for index, tool in enumerate(value)] or None
 
 
 def _as_function(where: str, tool: Any) -> dict[str, Any]:
@@ -184,7 +180,7 @@ def _as_function(where: str, tool: Any) -> dict[str, Any]:
             raise fields.unsupported(f"{where}.{name}")
     passed = _TOOL_MARKS | _TOOL_REFUSED.keys()
     function = tool_schemas.check_function(where, tool, schema="input_schema", passed=passed)
-    if "parameters" not in function:
+    if "parameters" not in function["function"]:
         raise invalid(f"{where}.input_schema", "a JSON Schema")
     return function
 

@@ -15,6 +15,8 @@ Check = Callable[[str, Any], Any]
 
 N_MAX: Final = 4
 SESSION_CHARS_MAX: Final = 512
+STOPS_MAX: Final = 16
+BIASES_MAX: Final = 300
 _INT64_MAX: Final = 2**63 - 1
 _TIERS: Final = frozenset({"auto", "default", "fast", "flex", "priority", "scale", "standard"})
 
@@ -72,10 +74,14 @@ def members(where: str, value: Any, *keys: str, passed: Container[str] = ()) -> 
     """
     if not isinstance(value, dict):
         raise invalid(where, "an object")
-    found = {key: member for key, member in value.items() if member is not None and key not in passed}
-    for key in found:
-        if key not in keys:
-            raise unknown(f"{where}.{key}")
+    found = {}
+    for key, member in value.items():
+        if member is None or key in passed:
+            continue
+        if key in keys:
+            found[key] = member
+        else:
+            check_neutral(f"{where}.{key}", member)
     return found
 
 
@@ -87,22 +93,33 @@ def service_tier(name: str, value: Any) -> str:
 
 
 def stop(name: str, value: Any, place: str = "[{}]") -> list[str]:
-    """One string or up to four, each of 1 to 64 characters. ``place`` follows the name of one in the list."""
+    """One string or several, each of 1 to 64 characters. ``place`` follows the name of one in the list."""
     values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or len(values) > 4:
-        raise invalid(name, "a string or a list of at most 4 strings")
-    return [text(name + place.format(index), item, chars_max=64, empty=False) for index, item in enumerate(values)]
+    if not isinstance(values, list) or len(values) > STOPS_MAX:
+        raise invalid(name, f"a string or a list of at most {STOPS_MAX} strings")
+    return [
+        text(name + place.format(index), item, chars_max=64, empty=False)
+        for index, item in enumerate(values)
+        if item is not None
+    ]
+
+
+def nucleus(name: str, value: Any) -> float:
+    """``top_p``. Zero is the smallest nucleus, the most likely token alone; engines want a number above zero."""
+    share: float = number(0, 1)(name, value)
+    return max(share, 1e-6)
 
 
 def logit_bias(name: str, value: Any) -> dict[str, float]:
-    """At most 64 token ids with a bias from -100 to 100. The bound by vocabulary is checked once the model is known."""
-    if not isinstance(value, dict) or len(value) > 64:
-        raise invalid(name, "an object of at most 64 token ids")
+    """Token ids with a bias from -100 to 100. The bound by vocabulary is checked once the model is known."""
+    if not isinstance(value, dict) or len(value) > BIASES_MAX:
+        raise invalid(name, f"an object of at most {BIASES_MAX} token ids")
     bias = number(-100, 100)
-    for token in value:
+    given = {token: weight for token, weight in value.items() if weight is not None}
+    for token in given:
         if not token.isascii() or not token.isdecimal() or len(token) > 9:
             raise invalid(name, "an object whose keys are token ids")
-    return {str(int(token)): bias(f"{name}.{token}", weight) for token, weight in value.items()}
+    return {str(int(token)): bias(f"{name}.{token}", weight) for token, weight in given.items()}
 
 
 def stream_options(name: str, value: Any) -> dict[str, bool]:
@@ -115,9 +132,10 @@ def template_options(name: str, value: Any) -> dict[str, bool]:
     """``enable_thinking``, for base models whose template uses it. Others could change the rendered prompt."""
     if not isinstance(value, dict):
         raise invalid(name, "an object")
-    if not value.keys() <= {"enable_thinking"}:
+    given = {key: flag for key, flag in value.items() if flag is not None}
+    if not given.keys() <= {"enable_thinking"}:
         raise unsupported(name, "it accepts only `enable_thinking`")
-    return {key: boolean(f"{name}.{key}", flag) for key, flag in value.items()}
+    return {key: boolean(f"{name}.{key}", flag) for key, flag in given.items()}
 
 
 def unknown(name: str) -> InvalidRequest:
@@ -133,9 +151,15 @@ def unsupported(name: str, fix: str = "remove it") -> InvalidRequest:
     return InvalidRequest(f"`{name}` is not supported; {fix}.", code="unsupported_parameter", param=name)
 
 
+def check_neutral(name: str, value: Any) -> None:
+    """Refuse a field that is not offered, unless its value asks for nothing. Raises InvalidRequest."""
+    if not any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in NEUTRAL.get(name, ())):
+        raise unsupported(name) if name in REFUSED else unknown(name)
+
+
 SAMPLING: Final[dict[str, Check]] = {
     "temperature": number(0, 2),
-    "top_p": number(1e-6, 1),
+    "top_p": nucleus,
     "min_p": number(0, 1),
     "top_k": integer(-1, 1000),
     "frequency_penalty": number(-2, 2),
@@ -149,7 +173,7 @@ SAMPLING: Final[dict[str, Check]] = {
 
 ACCEPTED: Final[dict[str, str]] = {
     "model": "an adapter of the tenant (`name`, `name:alias`, `name@revision`) or a base model",
-    "messages": "1 to 256 messages of text parts and tool calls; chat only",
+    "messages": "text parts and tool calls; chat only; see [messages](#messages)",
     "prompt": "one string; completions only",
     "max_tokens": "the most tokens of an answer; absent means all that plan and context allow; "
     "a larger value is refused and never lowered silently",
@@ -159,7 +183,7 @@ ACCEPTED: Final[dict[str, str]] = {
     "stream_options": "`include_usage`: the usage as the last event; `continuous_usage_stats`: in every event",
     "logprobs": "chat: true or false; completions: 0 to 5",
     "top_logprobs": "0 to 5, with `logprobs`; chat only",
-    "tools": "1 to 32 functions, each with a bounded JSON Schema; chat only",
+    "tools": "functions, each with a bounded JSON Schema; bounded in bytes together; chat only",
     "tool_choice": '`"auto"`, `"none"`, `"required"` or one function by name; chat only',
     "parallel_tool_calls": "false for at most one call where a call is forced; chat only",
     "response_format": "`text`, `json_object` or `json_schema` with a bounded schema; chat only",
@@ -175,15 +199,15 @@ ACCEPTED: Final[dict[str, str]] = {
 
 SAMPLED: Final[dict[str, str]] = {
     "temperature": "0 to 2",
-    "top_p": "above 0, up to 1",
+    "top_p": "0 to 1; 0 means the most likely token alone",
     "min_p": "0 to 1",
     "top_k": "-1 to 1000",
     "frequency_penalty": "-2 to 2",
     "presence_penalty": "-2 to 2",
     "repetition_penalty": "0.01 to 2",
     "seed": "a whole number of 64 bits",
-    "stop": "one string or up to 4, each of 1 to 64 characters",
-    "logit_bias": "at most 64 token ids of the model's vocabulary, each with -100 to 100",
+    "stop": f"one string or up to {STOPS_MAX}, each of 1 to 64 characters",
+    "logit_bias": f"at most {BIASES_MAX} token ids of the model's vocabulary, each with -100 to 100",
 }
 """Fields that are forwarded after ``SAMPLING`` has checked them."""
 
@@ -227,8 +251,24 @@ _REASONS: Final[dict[str, tuple[str, ...]]] = {
     "superseded by `tools` and `tool_choice`": ("function_call", "functions"),
     "the format of answers is fixed": (
         "include_reasoning", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens",
+        "stream_options.include_obfuscation",
     ),
 }  # fmt: skip
 
 REFUSED: Final[dict[str, str]] = {name: reason for reason, names in _REASONS.items() for name in names}
 """Fields that engines or OpenAI know and that are refused by name: each would change what is promised or billed."""
+
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "add_generation_prompt": (True,), "bad_words": ([],), "best_of": (1,), "continue_final_message": (False,),
+    "documents": ([],), "echo": (False,), "ec_transfer_params": ({},), "function_call": ("none", "auto"),
+    "functions": ([],), "ignore_eos": (False,), "include_reasoning": (True,), "include_stop_str_in_output": (False,),
+    "kv_transfer_params": ({},), "length_penalty": (1,), "logprob_token_ids": ([],),
+    "logits_processors": ([],), "media_io_kwargs": ({},), "min_tokens": (0,), "mm_payload": ("tensors",),
+    "mm_processor_kwargs": ({},), "modalities": (["text"],), "priority": (0,), "return_mm_kwargs": (False,),
+    "return_prompt_text": (False,), "return_token_ids": (False,), "return_token_offsets": (False,),
+    "return_tokens_as_token_ids": (False,), "routed_experts_prompt_start": (0,), "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,), "stop_token_ids": ([],), "stream_interval": (1,),
+    "stream_options.include_obfuscation": (False,), "suffix": ("",), "truncation_side": ("left", "right"),
+    "use_beam_search": (False,), "vllm_xargs": ({},), "watermarking": (False,),
+}  # fmt: skip
+"""Values by which a refused field asks for nothing: they are what happens without the field. Null is one for each."""

@@ -4,14 +4,29 @@ import json
 from typing import Any, Final
 
 from core.errors import InvalidRequest
-from data_plane.gateway.api.fields import invalid, text, unknown
+from data_plane.gateway.api.fields import invalid, text, unknown, unsupported
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
-PARTS_MAX: Final = 256
-TOOL_CALLS_MAX: Final = 32
-_FIELDS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
-_ANSWER_FIELDS: Final = frozenset({"annotations", "audio", "function_call", "refusal"})
-"""Fields of answers that SDKs send back with the history, null or empty."""
+PARTS_MAX: Final = 1024
+TOOL_CALLS_MAX: Final = 256
+NAME_CHARS_MAX: Final = 128
+CALL_ID_CHARS_MAX: Final = 4096
+"""LiteLLM puts signatures of thoughts into the ids of calls."""
+
+MARKS: Final = frozenset(
+    {"annotations", "cache_control", "citations", "created_at", "executed_tools", "extra_content", "finish_reason",
+     "id", "index", "logprobs", "parsed", "parsed_arguments", "phase", "provider_specific_fields", "reasoning",
+     "reasoning_content", "reasoning_details", "reasoning_items", "signature", "status", "stop_reason", "thinking",
+     "thinking_blocks", "timestamp", "type", "usage"}
+)  # fmt: skip
+"""Members of messages, their parts and calls that servers' answers and clients' histories have, and no prompt."""
+
+THOUGHTS: Final = frozenset({"reasoning", "redacted_thinking", "thinking"})
+"""Types of an assistant's parts that no prompt contains either."""
+
+_FIELDS: Final = ("role", "content", "name", "refusal", "tool_calls", "tool_call_id", "audio", "function_call")
+_TEXTS: Final = {"text": "text", "input_text": "text", "output_text": "text"}
+_SAID: Final = {**_TEXTS, "refusal": "refusal"}
 
 
 def check_messages(name: str, value: Any, *, messages_max: int) -> list[dict[str, Any]]:
@@ -47,33 +62,48 @@ def parsed_arguments(arguments: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _check_message(where: str, message: Any) -> dict[str, Any]:
-    if not isinstance(message, dict):
+def _members(where: str, value: Any, *keys: str) -> dict[str, Any]:
+    """The members of a part of the history that are not null. Others than ``keys`` are left out where they are marks,
+    empty or false: they add nothing to a prompt. Raises InvalidRequest that names any other.
+    """
+    if not isinstance(value, dict):
         raise invalid(where, "an object")
-    for key in message:
-        if key in _ANSWER_FIELDS:
-            if message[key]:
-                raise invalid(f"{where}.{key}", "null or absent")
-        elif key not in _FIELDS:
+    found = {}
+    for key, member in value.items():
+        if key in keys:
+            if member is not None:
+                found[key] = member
+        elif member and key not in MARKS:
             raise unknown(f"{where}.{key}")
-    role = message.get("role")
+    return found
+
+
+def _check_message(where: str, message: Any) -> dict[str, Any]:
+    given = _members(where, message, *_FIELDS)
+    role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise invalid(f"{where}.role", "one of " + ", ".join(sorted(ROLES)))
+    for key in ("audio", "function_call"):
+        if given.get(key):
+            raise unsupported(f"{where}.{key}", "send text and `tool_calls`")
     checked: dict[str, Any] = {"role": role}
-    calls = message.get("tool_calls")
-    if calls is not None and (
-        calls != [] or role != "assistant"
-    ):  # SDKs may store an answer without calls as an empty list
+    if (calls := given.get("tool_calls", [])) != []:  # SDKs may store an answer without calls as an empty list
         checked["tool_calls"] = _check_calls(f"{where}.tool_calls", calls, role)
-    content = message.get("content")
-    if content is None and "tool_calls" not in checked:
+    content = given.get("content")
+    if content is None and role not in ("assistant", "tool"):
         raise invalid(f"{where}.content", "a string or a list of text parts")
-    checked["content"] = "" if content is None else _check_content(f"{where}.content", content)
-    if message.get("name") is not None:
-        checked["name"] = text(f"{where}.name", message["name"], chars_max=64, empty=False)
+    checked["content"] = "" if content is None else _check_content(f"{where}.content", content, role)
+    if refusal := given.get("refusal"):
+        if role != "assistant":
+            raise invalid(f"{where}.refusal", "absent unless the role is assistant")
+        refused = text(f"{where}.refusal", refusal)  # it is what the assistant said
+        checked["content"] = f"{checked['content']}\n{refused}" if checked["content"] else refused
+    if given.get("name", "") != "":
+        checked["name"] = text(f"{where}.name", given["name"], chars_max=NAME_CHARS_MAX)
     if role == "tool":
-        checked["tool_call_id"] = text(f"{where}.tool_call_id", message.get("tool_call_id"), chars_max=128, empty=False)
-    elif message.get("tool_call_id") is not None:
+        called = given.get("tool_call_id")
+        checked["tool_call_id"] = text(f"{where}.tool_call_id", called, chars_max=CALL_ID_CHARS_MAX, empty=False)
+    elif given.get("tool_call_id"):
         raise invalid(f"{where}.tool_call_id", "absent unless the role is tool")
     return checked
 
@@ -86,38 +116,39 @@ def _check_calls(where: str, calls: Any, role: str) -> list[dict[str, Any]]:
     return [_check_call(f"{where}[{index}]", call) for index, call in enumerate(calls)]
 
 
-def _check_content(where: str, content: Any) -> str:
+def _check_content(where: str, content: Any, role: str) -> str:
     if isinstance(content, str):
         return text(where, content)
     if not isinstance(content, list) or len(content) > PARTS_MAX:
         raise invalid(where, f"a string or a list of at most {PARTS_MAX} text parts")
+    assistant = role == "assistant"
     parts = []
     for index, part in enumerate(content):
         here = f"{where}[{index}]"
-        if not isinstance(part, dict) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, dict) else None
+        key = (_SAID if assistant else _TEXTS).get(kind) if isinstance(kind, str) else None
+        if key is not None:
+            parts.append(text(f"{here}.{key}", _members(here, part, "type", key).get(key)))
+        elif not (assistant and isinstance(kind, str) and kind in THOUGHTS):
             raise InvalidRequest(
                 f"`{here}` must be a text part: images, audio, video and files are not supported.",
                 code="unsupported_content",
                 param=here,
             )
-        if part.keys() != {"type", "text"}:
-            raise invalid(here, '{"type": "text", "text": ...}')
-        parts.append(text(f"{here}.text", part["text"]))
     return "\n".join(part for part in parts if part)
 
 
 def _check_call(where: str, call: Any) -> dict[str, Any]:
-    if not isinstance(call, dict) or call.keys() != {"id", "type", "function"} or call["type"] != "function":
-        raise invalid(where, '{"id": ..., "type": "function", "function": {...}}')
-    function = call["function"]
-    if not isinstance(function, dict) or function.keys() != {"name", "arguments"}:
-        raise invalid(f"{where}.function", '{"name": ..., "arguments": ...}')
+    given = _members(where, call, "id", "type", "function")
+    if given.get("type", "function") != "function":
+        raise unsupported(f"{where}.type", 'it must be "function"')
+    function = _members(f"{where}.function", given.get("function"), "name", "arguments")
     return {
-        "id": text(f"{where}.id", call["id"], chars_max=128, empty=False),
+        "id": text(f"{where}.id", given.get("id"), chars_max=CALL_ID_CHARS_MAX, empty=False),
         "type": "function",
         "function": {
-            "name": text(f"{where}.function.name", function["name"], chars_max=64, empty=False),
-            "arguments": _check_arguments(f"{where}.function.arguments", function["arguments"]),
+            "name": text(f"{where}.function.name", function.get("name"), chars_max=NAME_CHARS_MAX, empty=False),
+            "arguments": _check_arguments(f"{where}.function.arguments", function.get("arguments", "")),
         },
     }
 

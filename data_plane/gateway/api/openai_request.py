@@ -65,6 +65,7 @@ class BodyLimits:
 
     json_depth_max: int
     messages_max: int
+    tools_max_bytes: int = 262_144
 
 
 Parse = Callable[[Kind, bytes, BodyLimits], Call]
@@ -103,27 +104,31 @@ def parse_call(kind: Kind, raw: bytes, limits: BodyLimits) -> Call:
     options: dict[str, bool] = {}
     for name, value in body.items():
         if value is None:
-            _check_known(kind, name)  # OpenAI's SDK sends null for what was not given
-        elif name == "stream_options":
+            continue  # clients send null for what was not given
+        if name == "stream_options":
             options = fields.stream_options(name, value)
         elif not _take_content(call, name, value, limits) and not _take_option(call, name, value):
-            raise fields.unsupported(name) if name in fields.REFUSED else fields.unknown(name)
-    check_combinations(call, options)
+            fields.check_neutral(name, value)
+    check_combinations(call, options, limits)
     if options.get("include_usage"):
         call.usage_shown = "continuous" if options.get("continuous_usage_stats") else "final"
     return call
 
 
-def check_combinations(call: Call, options: dict[str, bool]) -> None:
+def check_combinations(call: Call, options: dict[str, bool], limits: BodyLimits) -> None:
     """Check fields that require or exclude one another. ``options`` are the stream options."""
+    if call.tools is None and call.fields.get("tool_choice") in ("auto", "none"):
+        del call.fields["tool_choice"]  # an engine refuses it without tools
     if (call.messages is None) == (call.prompt is None):
         raise _without_content(call)
-    if options and not call.stream:
+    if any(options.values()) and not call.stream:
         raise invalid("stream_options", "absent unless `stream` is true")
     if call.fields.get("top_logprobs") and not call.fields.get("logprobs"):
         raise invalid("top_logprobs", "absent unless `logprobs` is true")
     if "tool_choice" in call.fields and call.tools is None:
         raise invalid("tool_choice", "absent unless `tools` is given")
+    if call.tools is not None and len(_ENCODER.encode(call.tools)) > limits.tools_max_bytes:
+        raise tool_schemas.too_complex("tools", f"all tools together are larger than {limits.tools_max_bytes} bytes")
     choice = call.fields.get("tool_choice")
     if isinstance(choice, dict) and choice["function"]["name"] not in {
         tool["function"]["name"] for tool in call.tools or ()
@@ -170,7 +175,7 @@ def _take_content(call: Call, name: str, value: Any, limits: BodyLimits) -> bool
         case "chat_template_kwargs" if call.kind != "completion":
             call.fields[name] = fields.template_options(name, value)
         case "tools" if call.kind != "completion":
-            call.tools = tool_schemas.check_tools(name, value)
+            call.tools = tool_schemas.check_tools(name, value) or None
         case "tool_choice" if call.kind == "chat":
             call.fields[name] = tool_schemas.check_tool_choice(name, value)
         case "parallel_tool_calls" if call.kind == "chat":
@@ -206,6 +211,8 @@ def _take_option(call: Call, name: str, value: Any) -> bool:
             call.fields[name] = fields.boolean(name, value) if call.kind == "chat" else _logprobs(name, value)
         case "top_logprobs" if call.kind == "chat":
             call.fields[name] = _logprobs(name, value)
+        case "add_special_tokens":
+            return value is (call.kind == "completion")  # what each endpoint does without it
         case _:
             return name in fields.IGNORED
     return True
@@ -222,13 +229,6 @@ def _take_session(call: Call, name: str, value: Any) -> None:
     """A person before a prompt: whole applications may share one cache key."""
     session = fields.text(name, value, chars_max=fields.SESSION_CHARS_MAX)
     call.session = session or call.session if name == "user" else call.session or session
-
-
-def _check_known(kind: Kind, name: str) -> None:
-    """Null is the same as absent, also for refused fields. Only unknown names are refused."""
-    known = name in fields.SAMPLING or name in fields.REFUSED or name in fields.IGNORED or name in fields.ACCEPTED
-    if not known or (kind == "chat" and name == "messages") or (kind == "completion" and name == "prompt"):
-        raise fields.unknown(name) if not known else invalid(name, "given")
 
 
 def _without_content(call: Call) -> InvalidRequest:

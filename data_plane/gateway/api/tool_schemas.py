@@ -10,17 +10,14 @@ from core.errors import InvalidRequest
 from data_plane.gateway.api import fields
 from data_plane.gateway.api.fields import invalid, text
 
-SCHEMA_BYTES_MAX: Final = 16_384
-SCHEMA_DEPTH_MAX: Final = 16
-SCHEMA_NODES_MAX: Final = 512
-SCHEMA_ENUM_MAX: Final = 128
+SCHEMA_BYTES_MAX: Final = 65_536
+SCHEMA_DEPTH_MAX: Final = 32
+SCHEMA_NODES_MAX: Final = 4096
+SCHEMA_ENUM_MAX: Final = 1024
 PATTERN_CHARS_MAX: Final = 256
-TOOLS_MAX: Final = 32
-TOOLS_BYTES_MAX: Final = 65_536
-"""Schemas of all tools together: an engine compiles them as one grammar."""
 
 _TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
-_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 def check_schema(name: str, schema: Any) -> dict[str, Any]:
@@ -28,7 +25,7 @@ def check_schema(name: str, schema: Any) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise _bad_schema(name, "it must be an object")
     if len(msgspec.json.encode(schema)) > SCHEMA_BYTES_MAX:
-        raise _too_complex(name, f"it is larger than {SCHEMA_BYTES_MAX} bytes")
+        raise too_complex(name, f"it is larger than {SCHEMA_BYTES_MAX} bytes")
     nodes = 0
     level: list[Any] = [schema]
     for _ in range(SCHEMA_DEPTH_MAX):
@@ -42,11 +39,14 @@ def check_schema(name: str, schema: Any) -> dict[str, Any]:
         level = [child for child in children if isinstance(child, dict | list)]
         nodes += len(level)
         if nodes > SCHEMA_NODES_MAX:
-            raise _too_complex(name, f"it has more than {SCHEMA_NODES_MAX} nodes")
+            raise too_complex(name, f"it has more than {SCHEMA_NODES_MAX} nodes")
         if not level:
-            _check_references(name, schema)
+            try:
+                _check_references(name, schema)
+            except RecursionError:
+                raise too_complex(name, "its references lead through too many others") from None
             return schema
-    raise _too_complex(name, f"it nests deeper than {SCHEMA_DEPTH_MAX} levels")
+    raise too_complex(name, f"it nests deeper than {SCHEMA_DEPTH_MAX} levels")
 
 
 def check_response_format(name: str, value: Any) -> dict[str, Any]:
@@ -60,36 +60,27 @@ def check_response_format(name: str, value: Any) -> dict[str, Any]:
 
 
 def _check_named_schema(outer: str, wrapper: Any) -> dict[str, Any]:
-    checked = _check_named(outer, wrapper, "schema", description_chars_max=1024)
+    checked = _check_named(outer, wrapper, "schema")
     if "schema" not in checked:
         raise invalid(f"{outer}.schema", "a JSON Schema")
     return checked
 
 
 def check_tools(name: str, value: Any) -> list[dict[str, Any]]:
-    """OpenAI's list of tools: functions only."""
+    """OpenAI's list of tools: functions only. Settings bound all of them together (``openai_request``)."""
     if not isinstance(value, list):
-        raise invalid(name, f"a list of 1 to {TOOLS_MAX} tools")
-    return as_tools(name, [_check_tool(f"{name}[{index}]", tool) for index, tool in enumerate(value)])
+        raise invalid(name, "a list of tools")
+    return [_check_tool(f"{name}[{index}]", tool) for index, tool in enumerate(value)]
 
 
 def check_function(where: str, value: Any, *, schema: str, passed: Container[str] = ()) -> dict[str, Any]:
-    """A function of the caller's API as OpenAI's. ``schema`` is the name of its JSON Schema there, ``passed`` are its
-    members without effect.
+    """A function of the caller's API as OpenAI's tool. ``schema`` is the name of its JSON Schema there, ``passed`` are
+    its members without effect.
     """
-    checked = _check_named(where, value, schema, description_chars_max=8192, passed=passed)
+    checked = _check_named(where, value, schema, passed=passed)
     if schema in checked:
         checked["parameters"] = checked.pop(schema)
-    return checked
-
-
-def as_tools(name: str, functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Checked functions as OpenAI's tools, within the bounds on all of them together."""
-    if not 1 <= len(functions) <= TOOLS_MAX:
-        raise invalid(name, f"a list of 1 to {TOOLS_MAX} tools")
-    if sum(len(msgspec.json.encode(function.get("parameters"))) for function in functions) > TOOLS_BYTES_MAX:
-        raise _too_complex(name, f"the schemas of all tools are larger than {TOOLS_BYTES_MAX} bytes together")
-    return [{"type": "function", "function": function} for function in functions]
+    return {"type": "function", "function": checked}
 
 
 def check_tool_choice(name: str, value: Any) -> str | dict[str, Any]:
@@ -107,7 +98,7 @@ def check_tool_choice(name: str, value: Any) -> str | dict[str, Any]:
 def check_name(name: str, value: Any) -> str:
     """The name of a function or a schema."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise invalid(name, "1 to 64 letters, digits, dots, dashes or underscores")
+        raise invalid(name, "1 to 128 letters, digits, dots, dashes or underscores")
     return value
 
 
@@ -130,16 +121,14 @@ def _type_of(where: str, value: Any, *kinds: str) -> str:
     raise invalid(f"{where}.type", expected)
 
 
-def _check_named(
-    where: str, value: Any, schema: str, *, description_chars_max: int, passed: Container[str] = ()
-) -> dict[str, Any]:
+def _check_named(where: str, value: Any, schema: str, *, passed: Container[str] = ()) -> dict[str, Any]:
     """Check a function or a named schema, which have the same members but for the JSON Schema's name."""
     given = fields.members(where, value, "name", "description", "strict", schema, passed=passed)
     checked: dict[str, Any] = {"name": check_name(f"{where}.name", given.get("name"))}
     for key, member in given.items():
         field = f"{where}.{key}"
         if key == "description":
-            checked[key] = text(field, member, chars_max=description_chars_max)
+            checked[key] = text(field, member)
         elif key == schema:
             checked[key] = check_schema(field, member)
         elif key == "strict":
@@ -158,12 +147,12 @@ def _check_node(name: str, node: dict[str, Any]) -> None:
         raise _bad_schema(name, "`type` lists something that is not a JSON Schema type")
     values = node.get("enum")
     if isinstance(values, list) and len(values) > SCHEMA_ENUM_MAX:
-        raise _too_complex(name, f"an enum has more than {SCHEMA_ENUM_MAX} values")
+        raise too_complex(name, f"an enum has more than {SCHEMA_ENUM_MAX} values")
     pattern = node.get("pattern")
     if isinstance(pattern, str):
         _check_pattern(name, pattern)
     if isinstance(node.get("patternProperties"), dict):
-        raise _too_complex(name, "`patternProperties` is not supported")
+        raise too_complex(name, "`patternProperties` is not supported")
     for text_key in node:
         text(name, text_key, chars_max=256)
 
@@ -182,7 +171,7 @@ def _check_references(name: str, schema: dict[str, Any]) -> None:
         pointer = node.get("$ref")
         if isinstance(pointer, str) and pointer not in closed:
             if pointer in open_pointers:
-                raise _too_complex(name, f"the reference {pointer[:64]!r} forms a cycle")
+                raise too_complex(name, f"the reference {pointer[:64]!r} forms a cycle")
             open_pointers.add(pointer)
             visit(_resolve(name, schema, pointer))
             open_pointers.remove(pointer)
@@ -195,9 +184,9 @@ def _check_references(name: str, schema: dict[str, Any]) -> None:
 
 def _resolve(name: str, schema: dict[str, Any], pointer: str) -> Any:
     if pointer == "#":
-        raise _too_complex(name, "the reference '#' forms a cycle")
+        raise too_complex(name, "the reference '#' forms a cycle")
     if not pointer.startswith("#/"):
-        raise _too_complex(name, f"the reference {pointer[:64]!r} points outside the schema")
+        raise too_complex(name, f"the reference {pointer[:64]!r} points outside the schema")
     node: Any = schema
     for step in pointer[2:].split("/"):
         key = step.replace("~1", "/").replace("~0", "~")
@@ -209,12 +198,13 @@ def _resolve(name: str, schema: dict[str, Any], pointer: str) -> Any:
 
 def _check_pattern(name: str, pattern: str) -> None:
     if len(pattern) > PATTERN_CHARS_MAX:
-        raise _too_complex(name, f"a pattern is longer than {PATTERN_CHARS_MAX} characters")
+        raise too_complex(name, f"a pattern is longer than {PATTERN_CHARS_MAX} characters")
 
 
 def _bad_schema(name: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"`{name}` is not a usable JSON Schema: {reason}.", code="schema_invalid", param=name)
 
 
-def _too_complex(name: str, reason: str) -> InvalidRequest:
+def too_complex(name: str, reason: str) -> InvalidRequest:
+    """400 ``schema_too_complex`` for a field."""
     return InvalidRequest(f"`{name}` is too complex: {reason}.", code="schema_too_complex", param=name)

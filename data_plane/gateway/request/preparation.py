@@ -50,7 +50,7 @@ class Preparation:
         self.unmetered = UnmeteredRateLimiter(settings.tenant_unmetered_requests_per_s)
         self._peppers = settings.peppers
         self._preparing: Counter[str] = Counter()
-        self._body_limits = BodyLimits(settings.json_depth_max, settings.messages_max)
+        self._body_limits = BodyLimits(settings.json_depth_max, settings.messages_max, settings.tools_max_bytes)
 
     def identify(self, client: Client) -> tuple[Caller, Tables]:
         """The caller and the current snapshot, for responses that no quota meters. Raises AppError."""

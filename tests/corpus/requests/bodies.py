@@ -63,14 +63,19 @@ def _call(arguments: str) -> dict:
     return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
+def _named_tool(description: str) -> dict:
+    return {"type": "function", "function": {"name": "f", "description": description}}
+
+
 _HALF = "\ud800"
 _SHOWN = "\\ud800"
 _ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "something"}}}
+_PART = {"type": "text", "text": "a"}
 _GOOD_TOOL = {"type": "function", "function": {"name": "f"}}
 _IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
-_BIG_ENUM = {"type": "string", "enum": [str(i) for i in range(129)]}
-_WIDE = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(513)}}
+_BIG_ENUM = {"type": "string", "enum": [str(i) for i in range(1025)]}
+_WIDE = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(4097)}}
 _CIRCLE = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
 _EXPONENT = b'{"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}], "temperature": 1e400}'
 _CONSTANT = b'{"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}], "temperature": %b}'
@@ -103,7 +108,7 @@ BAD_BODIES = [
         "R9",
         *[_field("n", value) for value in (1_000_000_000, 0, -1, "4", 4.0, 5, True, [1])],
     ),
-    *_row("R10", *[_field(name, 1, "unsupported_parameter") for name in ("best_of", "use_beam_search")]),
+    *_row("R10", *[_field(name, 2, "unsupported_parameter") for name in ("best_of", "use_beam_search")]),
     *_row(
         "R11",
         _raw("NaN", _CONSTANT % b"NaN", "temperature"),
@@ -111,7 +116,7 @@ BAD_BODIES = [
         _raw("5 000 digits", b'{"model": "a", "seed": ' + b"9" * 5000 + b"}"),
         _raw("1e400", _EXPONENT, "temperature"),
         *[_field("temperature", value) for value in (3, -0.1, "1", True, [1], {})],
-        *[_field("top_p", value) for value in (0, 1.1, "1")],
+        *[_field("top_p", value) for value in (-0.1, 1.1, "1")],
         *[_field("top_k", value) for value in (-2, 1.5, 10**6)],
         *[_field("seed", value) for value in (2**63, 1.5, "a")],
         *[_field("frequency_penalty", value) for value in (2.1, -2.1)],
@@ -124,7 +129,7 @@ BAD_BODIES = [
     *_row(
         "R14",
         _messages("no messages", [], "messages"),
-        _messages("257 messages", [{"role": "user", "content": "a"}] * 257, "messages"),
+        _messages("4097 messages", [{"role": "user", "content": "a"}] * 4097, "messages"),
         _messages("messages as text", "hi", "messages"),
         _messages("unknown role", [{"role": "root", "content": "a"}], "messages[0].role"),
         _messages("role as list", [{"role": ["user"], "content": "a"}], "messages[0].role"),
@@ -134,7 +139,41 @@ BAD_BODIES = [
             "unknown message field", [{"role": "user", "content": "a", "x": 1}], "messages[0].x", "unknown_parameter"
         ),
         _messages("tool without id", [{"role": "tool", "content": "a"}], "messages[0].tool_call_id"),
-        _messages("user with tool calls", [{"role": "user", "tool_calls": []}], "messages[0].tool_calls"),
+        _messages("user with tool calls", [{"role": "user", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        _messages("user's refusal", [{"role": "user", "content": "a", "refusal": "b"}], "messages[0].refusal"),
+        *[
+            _messages(
+                f"a past {key}",
+                [{"role": "assistant", key: {"id": "a"}}],
+                f"messages[0].{key}",
+                "unsupported_parameter",
+            )
+            for key in ("audio", "function_call")
+        ],
+        _messages(
+            "a user's refusal part",
+            [{"role": "user", "content": [{"type": "refusal", "refusal": "a"}]}],
+            "messages[0].content[0]",
+            "unsupported_content",
+        ),
+        *[
+            _messages(
+                f"unknown key {path}", [{"role": "assistant", **message}], f"messages[0].{path}", "unknown_parameter"
+            )
+            for path, message in [
+                ("documents", {"content": "a", "documents": [{"text": "b"}]}),
+                ("prefix", {"content": "a", "prefix": True}),
+                ("content[1].x", {"content": [_PART, {**_PART, "x": 1}]}),
+                ("tool_calls[0].x", {"tool_calls": [{**_call("{}"), "x": 1}]}),
+                ("tool_calls[0].function.x", {"tool_calls": [{**_call("{}"), "function": {"name": "f", "x": 1}}]}),
+            ]
+        ],
+        _messages(
+            "a custom tool call",
+            [{"role": "assistant", "tool_calls": [{**_call("{}"), "type": "custom"}]}],
+            "messages[0].tool_calls[0].type",
+            "unsupported_parameter",
+        ),
         Bad("messages null", b'{"model": "a", "messages": null}', "invalid_value", "messages"),
         Bad("messages absent", b'{"model": "a"}', "invalid_value", "messages"),
     ),
@@ -170,7 +209,7 @@ BAD_BODIES = [
     ),
     *_row(
         "R19",
-        _field("logit_bias", {str(i): 1 for i in range(65)}),
+        _field("logit_bias", {str(i): 1 for i in range(301)}),
         _field("logit_bias", {"x": 1}),
         _field("logit_bias", {"-1": 1}),
         _field("logit_bias", {"5": 101}, param="logit_bias.5"),
@@ -182,7 +221,7 @@ BAD_BODIES = [
     ),
     *_row(
         "R21",
-        _field("stop", ["a"] * 5),
+        _field("stop", ["a"] * 17),
         _field("stop", ["a" * 65], param="stop[0]"),
         _field("stop", "a" * 1_000_000, param="stop[0]"),
         _field("stop", "", param="stop[0]"),
@@ -195,10 +234,10 @@ BAD_BODIES = [
     ),
     *_row(
         "R23",
-        _schema("schema depth 17", _nested(9), "schema_too_complex"),
-        _schema("513 nodes", _WIDE, "schema_too_complex"),
-        _schema("129 enum values", _BIG_ENUM, "schema_too_complex"),
-        _schema("17 KiB", {"type": "string", "description": "a" * 17_000}, "schema_too_complex"),
+        _schema("schema depth 33", _nested(17), "schema_too_complex"),
+        _schema("4097 nodes", _WIDE, "schema_too_complex"),
+        _schema("1025 enum values", _BIG_ENUM, "schema_too_complex"),
+        _schema("65 KiB", {"type": "string", "description": "a" * 66_000}, "schema_too_complex"),
         _schema("cyclic reference", _CIRCLE, "schema_too_complex"),
         _schema("reference to itself", {"items": {"$ref": "#"}}, "schema_too_complex"),
         _schema("remote reference", {"$ref": "https://example.com/schema"}, "schema_too_complex"),
@@ -210,8 +249,8 @@ BAD_BODIES = [
         _schema("unknown type", {"type": "something"}, "schema_invalid"),
         _schema("schema as list", [], "schema_invalid"),
         _chat("tool with unknown type", "schema_invalid", "tools[0].function.parameters", tools=[_TOOL]),
-        _chat("33 tools", "invalid_value", "tools", tools=[_GOOD_TOOL] * 33),
-        _chat("tool choice without tools", "invalid_value", "tool_choice", tool_choice="auto"),
+        _chat("257 KiB of tools", "schema_too_complex", "tools", tools=[_named_tool("a" * 27_000)] * 10),
+        _chat("tool choice without tools", "invalid_value", "tool_choice", tool_choice="required"),
     ),
     *_row(
         "R25",
@@ -271,15 +310,33 @@ BAD_BODIES = [
             for name in (
                 "echo",
                 "return_token_ids",
-                "add_generation_prompt",
                 "continue_final_message",
                 "return_prompt_text",
             )
         ],
         _field("truncate_prompt_tokens", 5, "unsupported_parameter"),
-        _field("documents", [], "unsupported_parameter"),
+        _field("documents", [{}], "unsupported_parameter"),
+        *[
+            _field(name, value, "unsupported_parameter")
+            for name, value in [
+                ("best_of", True),
+                ("modalities", ["text", "audio"]),
+                ("web_search_options", {}),
+                ("min_tokens", 1),
+                ("function_call", {"name": "f"}),
+                ("add_generation_prompt", False),
+                ("include_reasoning", False),
+                ("add_special_tokens", True),
+            ]
+        ],
+        _chat(
+            "padded chunks",
+            "unsupported_parameter",
+            "stream_options.include_obfuscation",
+            stream=True,
+            stream_options={"include_obfuscation": True},
+        ),
         _field("temprature", 1, "unknown_parameter"),
-        _field("tempratur", None, "unknown_parameter"),
         _field("x" * 1000, 1, "unknown_parameter", "x" * 64),
         _field("prompt", "hi", "unknown_parameter"),
         _chat(
@@ -310,7 +367,7 @@ BAD_BODIES = [
         _text("suffix", "unsupported_parameter", "suffix", suffix="a"),
         _text("echo", "unsupported_parameter", "echo", echo=True),
         *[
-            refused(f"{name} as the table has it", "unsupported_parameter", name, **{name: 1})
+            refused(f"{name} as the table has it", "unsupported_parameter", name, **{name: 2})
             for name in sorted(REFUSED)
             for refused in (_chat, _text)
         ],

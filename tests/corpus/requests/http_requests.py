@@ -73,7 +73,7 @@ ITEMS = [
              headers=JSON, body=bad.body)
         for bad in BAD_BODIES
     ],
-    Item(row="R4", name="1 MiB and a byte", status=413, code="request_too_large", headers=JSON, body=b"a" * 1_048_577),
+    Item(row="R4", name="2 MiB and a byte", status=413, code="request_too_large", headers=JSON, body=b"a" * 2_097_153),
     Item(row="R5", name="gzip", status=415, code="encoding_not_allowed", headers={**JSON, "content-encoding": "gzip"},
          body=b"\x1f\x8b" + bytes(1000)),
     Item(row="R6", name="200 headers", status=431, code="headers_too_large",

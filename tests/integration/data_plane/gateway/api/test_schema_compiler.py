@@ -227,15 +227,3 @@ def test_renamed_or_moved_tools_are_rationed_like_new_schemas(stack, change):
     assert [answer.status_code for answer in answers[:12]] == [200] * 12
     assert (answers[-1].status_code, answers[-1].json()["error"]["code"]) == (429, "schema_rate_limited")
     assert ask(0).status_code == 200, "it was compiled before"
-
-
-def test_tools_have_one_bound_together(stack, tenant):
-    tenant.sdk()
-    large = {
-        "type": "object",
-        "properties": {f"p{number}": {"type": "string", "title": "x" * 200} for number in range(60)},
-    }
-    tools = [{"type": "function", "function": {"name": f"f{number}", "parameters": large}} for number in range(6)]
-    error = post(stack, tenant, tools=tools).json()["error"]
-    assert (error["code"], error["param"]) == ("schema_too_complex", "tools")
-    assert "together" in error["message"]

@@ -161,11 +161,11 @@ def test_every_row_of_the_corpus_table_has_its_items():
 
 
 def test_a_body_above_its_limit_is_refused_with_or_without_a_content_length(http):
-    big = json.dumps({**CHAT, "messages": [{"role": "user", "content": "a" * (1 << 20)}]}).encode()
+    big = json.dumps({**CHAT, "messages": [{"role": "user", "content": "a" * (2 << 20)}]}).encode()
     assert http.post("/v1/chat/completions", content=big, headers=JSON).status_code == 413
 
     def endless():
-        for _ in range(64):
+        for _ in range(96):
             yield b"a" * 32_768
 
     try:

@@ -8,10 +8,11 @@ import time
 import pytest
 
 from core.errors import InvalidRequest
+from data_plane.gateway.api.fields import NEUTRAL, REFUSED
 from data_plane.gateway.api.openai_request import BodyLimits, check_vocabulary, engine_body, parse_call
 from tests.corpus.requests.bodies import BAD_BODIES, CHAT, COMPLETION
 
-LIMITS = BodyLimits(json_depth_max=24, messages_max=256)
+LIMITS = BodyLimits(json_depth_max=48, messages_max=4096)
 
 
 def parse(body: dict, kind="chat"):
@@ -137,10 +138,120 @@ def test_an_answer_may_be_sent_back_as_sdks_store_it():
     held = {"role": "assistant", "content": "a", "refusal": None, "annotations": [], "audio": None, "tool_calls": []}
     sent = for_engine({**CHAT, "messages": [*CHAT["messages"], held, *CHAT["messages"]]})
     assert sent["messages"][1] == {"role": "assistant", "content": "a"}
-    for name, value in (("annotations", [1]), ("audio", {"id": "a"}), ("refusal", "no"), ("tool_calls", {})):
-        with pytest.raises(InvalidRequest) as refusal:
-            parse({**CHAT, "messages": [{**held, name: value}]})
-        assert refusal.value.param == f"messages[0].{name}"
+    with pytest.raises(InvalidRequest) as refusal:
+        parse({**CHAT, "messages": [{**held, "tool_calls": {}}]})
+    assert refusal.value.param == "messages[0].tool_calls"
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SAID = {"role": "assistant", "content": "a"}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize(
+    ("returned", "kept"),
+    [
+        ({**SAID, "reasoning_content": None, "reasoning": None, "name": None}, SAID),
+        ({**SAID, "reasoning_content": "Well", "reasoning_details": [{"text": "Well"}]}, SAID),
+        ({**SAID, "thinking_blocks": [{"type": "thinking"}], "provider_specific_fields": {"a": 1}}, SAID),
+        ({**SAID, "annotations": [{"type": "url_citation"}], "id": "msg_1", "status": "completed"}, SAID),
+        ({**SAID, "parsed": {"a": 1}, "images": [], "prefix": False, "name": ""}, SAID),
+        ({"role": "assistant", "content": None, "refusal": None}, {"role": "assistant", "content": ""}),
+        ({"role": "assistant", "content": None, "refusal": "No."}, {"role": "assistant", "content": "No."}),
+        ({**SAID, "refusal": "No."}, {"role": "assistant", "content": "a\nNo."}),
+        (
+            {"role": "assistant", "content": [{"type": "text", "text": "a", "annotations": [1]},
+                                              {"type": "refusal", "refusal": "No.", "text": None}]},
+            {"role": "assistant", "content": "a\nNo."},
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "Well", "signature": "x"},
+                                              {"type": "output_text", "text": "a", "logprobs": []}]},
+            SAID,
+        ),
+        ({"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
+          "tool_calls": []}, {"role": "user", "content": "a"}),
+        ({"role": "assistant", "tool_calls": [{**CALL, "index": 0, "extra_content": {"google": {}}}]}, CALLED),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "type": None, "provider_specific_fields": {"a": 1},
+             "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}, "description": None}}]},
+            CALLED,
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": None}}]},
+            {**CALLED, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": ""}}]},
+        ),
+        ({"role": "tool", "tool_call_id": "c", "content": None, "name": "f" * 128},
+         {"role": "tool", "tool_call_id": "c", "content": "", "name": "f" * 128}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_marks_in_the_history_are_passed_over_and_what_was_said_is_kept(returned, kept):
+    assert for_engine({**CHAT, "messages": [returned, *CHAT["messages"]]})["messages"][0] == kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        *[(kind, {name: value}) for name, values in NEUTRAL.items() for value in values if "." not in name
+          for kind in ("chat", "completion")],
+        *[("chat", {"stream": True, "stream_options": options}) for options in (
+            {}, None, {"include_obfuscation": False}, {"include_usage": False}, {"include_usage": None})],
+        ("chat", {"stream_options": {"include_usage": False}}),
+        ("chat", {"min_tokens": 0.0}),
+        ("chat", {"tools": []}),
+        ("chat", {"tools": [], "tool_choice": "none"}),
+        ("chat", {"tool_choice": "auto"}),
+        ("chat", {"add_special_tokens": False}),
+        ("completion", {"add_special_tokens": True}),
+        ("chat", {"metadata": {}, "a field of another server": None, "audio": None}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_field_whose_value_asks_for_nothing_has_no_effect(kind, fields):
+    body = CHAT if kind == "chat" else COMPLETION
+    stream = {"stream": True} if "stream" in fields else {}
+    assert for_engine({**body, **fields}, kind) == for_engine({**body, **stream}, kind)
+
+
+def test_the_neutral_values_are_those_of_refused_fields():
+    assert NEUTRAL.keys() <= REFUSED.keys()
+
+
+def test_values_that_ask_for_little_reach_the_engine_in_a_form_that_it_takes():
+    sent = for_engine({**CHAT, "top_p": 0, "stop": ["a", None], "logit_bias": {"5": None}, "logprobs": False,
+                       "top_logprobs": 0})  # fmt: skip
+    assert (sent["top_p"], sent["stop"], sent["logit_bias"]) == (1e-6, ["a"], {})
+    bare = {"type": "function", "function": {"name": "f"}}
+    nulls = {"name": "f", "description": None, "parameters": None, "strict": None}
+    tool = {"type": "function", "function": nulls, "cache_control": None}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": [None]}, "strict": None}}
+    choice = {"type": "function", "function": {"name": "f", "description": None}}
+    sent = for_engine({**CHAT, "tools": [tool], "tool_choice": choice, "response_format": form})
+    assert (sent["tools"], sent["tool_choice"]) == ([bare], {"type": "function", "function": {"name": "f"}})
+    assert sent["response_format"]["json_schema"] == {"name": "s", "schema": {"enum": [None]}}
+
+
+def test_the_tools_of_coding_agents_fit():
+    """A hundred tools of MCP servers, long names and descriptions of 20,000 characters, deep schemas, long enums."""
+    schema: dict = {"type": "string", "enum": [str(number) for number in range(400)]}
+    for _ in range(10):
+        schema = {"type": "object", "properties": {"value": schema}}
+    tools = [
+        {"type": "function", "function": {"name": f"mcp__{'server' * 18}__{n}", "description": "a" * size,
+                                          "parameters": schema if n < 9 else {"type": "object"}}}
+        for n, size in [*((number, 20_000) for number in range(9)), *((number, 100) for number in range(9, 128))]
+    ]  # fmt: skip
+    assert for_engine({**CHAT, "tools": tools})["tools"] == tools
+
+
+def test_references_that_lead_through_thousands_of_others_are_refused():
+    chain = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(2000)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d2000": {"type": "string"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    with pytest.raises(InvalidRequest) as refusal:
+        parse({**CHAT, "response_format": form})
+    assert refusal.value.code == "schema_too_complex"
 
 
 def test_requests_for_several_sequences_ask_for_token_ids_to_count_them():
