@@ -19,6 +19,7 @@ from control_plane import metrics
 from control_plane.acknowledged_answers import AcknowledgedAnswers
 from control_plane.api_keys import service as api_keys
 from control_plane.api_keys.api import ApiKeys, TenantApiKeys
+from control_plane.audit.api import AdminAuditEvents, OwnAuditEvents
 from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.auth.guards import admin_key, tenant_key
 from control_plane.cors import cors_rules
@@ -201,6 +202,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminCreditNoteDocuments,
             AdminCosts,
             AdminPayments,
+            AdminAuditEvents,
             Changes,
         ],
     )
@@ -230,6 +232,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             NotificationEndpoints,
             NotificationDeliveries,
             OwnPayments,
+            OwnAuditEvents,
             Changes,
         ],
     )

@@ -12,6 +12,7 @@ _FIELDS: Final[dict[str, str]] = {
     "aborted_prefill_tokens": "Prompt tokens of requests that were aborted before their first token; input.",
     "aborted_requests": "Requests that the replica ended early.",
     "absorbed_cost_nanos": "Cost with its part of the platform's rows of its pool, such as idle time, in nanodollars.",
+    "action": "What was done, such as tenant.changed.",
     "acknowledged": "Whether every live gateway acts by the change.",
     "adapter": "Name of the adapter.",
     "adapter_bytes": "Bytes of the files of one revision together.",
@@ -56,6 +57,7 @@ _FIELDS: Final[dict[str, str]] = {
     "decode_token_ps": "Picoseconds of step time for each decoded token.",
     "delivered_at": "When the receiver accepted it; null before.",
     "detail": "What is wrong, and the fix.",
+    "details": "What was set, without secrets.",
     "device": "Kind of device that the engine ran on.",
     "disabled_reason": "Why it is disabled; null otherwise.",
     "disk": "Digests of the adapters on the replica's disk.",
@@ -228,6 +230,7 @@ _FIELDS: Final[dict[str, str]] = {
     "start": "Start of the period, inclusive.",
     "state": "State of the replica.",
     "status": "State.",
+    "target": "Id of the object.",
     "tenant": "The tenant.",
     "tenant_id": "Id of the tenant.",
     "tier": "Priority: requests of a smaller tier wait less.",
@@ -269,6 +272,8 @@ _FIELDS: Final[dict[str, str]] = {
 }
 
 _OF_TYPE: Final[dict[str, str]] = {
+    "AuditEventView.actor": "Id of the API key or name of the process; tenants see `admin` for an admin's key.",
+    "AuditEventView.tenant_id": "Id of the tenant that it is about; null without one.",
     "Confirmation.code": "The code from the message to the address.",
     "CostFunctionView.rank_max": "Rank class of the replicas.",
     "CostReportView.models": "Break-even and savings by base model.",

@@ -23,6 +23,7 @@ ALL_SCOPES: Final = (
     "billing:write",
     "keys:write",
     "notifications:write",
+    "audit:read",
 )
 ADMIN_SCOPES: Final = ("admin",)
 

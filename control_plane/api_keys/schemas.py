@@ -10,7 +10,7 @@ from core.contracts.grants import KeyLimits
 
 Scope = Literal[
     "inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "billing:write", "keys:write",
-    "notifications:write",
+    "notifications:write", "audit:read",
 ]  # fmt: skip
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 

@@ -54,9 +54,10 @@ def void(session: Session, request_id: str, *, reason: str, actor: str) -> Amend
 
 def _record(session: Session, action: str, found: AmendedUsageView, *, reason: str, actor: str) -> None:
     details = {
-        "tenant_id": found.tenant_id,
         "recorded_nanos": found.recorded_nanos,
         "charged_nanos": found.charged_nanos,
         "reason": reason,
     }
-    audit.record(session, actor=actor, action=action, target=found.request_id, details=details)
+    audit.record(
+        session, actor=actor, action=action, target=found.request_id, tenant_id=found.tenant_id, details=details
+    )

@@ -56,6 +56,17 @@ def test_every_write_is_in_the_audit_trail_with_the_key_that_asked_for_it(walked
     assert silent == set()
 
 
+def test_the_audit_trail_shows_every_write_and_no_secret(walk):
+    rows, cursor = [], None
+    while cursor is not None or not rows:
+        page = walk.api.admin.get(f"{ADMIN}/audit-events", params={"limit": 200} | ({"cursor": cursor} if cursor else {}))
+        rows, cursor = rows + page.raise_for_status().json()["data"], page.json()["next_cursor"]
+    assert {row["action"] for row in rows} >= {action for each in walk.writes for _, action in each.audited}
+    shown = {value for each in walk.writes for name in ("key", "secret") if (value := each.body.get(name))}
+    assert len(shown) >= 3, "the walk makes keys and signing secrets"
+    assert not any(secret in str(rows) for secret in {*shown, walk.tenant.key, walk.api.admin_secret})
+
+
 def test_without_a_worker_every_change_for_gateways_says_that_it_is_not_in_force(walked):
     writes, _ = walked
     unacknowledged = {each.operation for each in writes if each.body.get("acknowledged") is False}

@@ -1,7 +1,8 @@
-"""Keys from before the scope for notifications: those with every scope get it, and those with fewer do not."""
+"""Keys from before a scope: those with every earlier scope get it, and those with fewer do not."""
 
 import secrets
 
+import pytest
 import sqlalchemy as sa
 from alembic import command
 
@@ -11,12 +12,21 @@ from tests.conftest import alembic_config, create_database
 EVERY = ["inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "keys:write"]
 
 
-def test_keys_with_every_scope_get_the_new_one_and_lose_it_on_the_way_back(postgres_server):
+@pytest.mark.parametrize(
+    ("before_it", "revision", "every", "scope"),
+    [
+        ("2026_11_24_1040", "2026_11_24_1050", EVERY, "notifications:write"),
+        ("2026_11_25_1500", "2026_11_26_1440", [*EVERY, "billing:write", "notifications:write"], "audit:read"),
+    ],
+)
+def test_keys_with_every_scope_get_the_new_one_and_lose_it_on_the_way_back(
+    postgres_server, before_it, revision, every, scope
+):
     settings = create_database(postgres_server, f"scopes_{secrets.token_hex(6)}")
     config, engine = alembic_config(settings), db.connect(settings)
-    command.upgrade(config, "2026_11_24_1040")
+    command.upgrade(config, before_it)
     rows = {
-        "key_all": ("tn_1", EVERY),
+        "key_all": ("tn_1", every),
         "key_some": ("tn_1", ["inference", "billing:read"]),
         "key_admin": (None, ["admin"]),
     }
@@ -42,8 +52,8 @@ def test_keys_with_every_scope_get_the_new_one_and_lose_it_on_the_way_back(postg
             return dict(connection.execute(sa.text("SELECT id, scopes FROM api_keys")).all())
 
     before = found()
-    command.upgrade(config, "2026_11_24_1050")
-    assert found() == before | {"key_all": sorted([*EVERY, "notifications:write"])}
-    command.downgrade(config, "2026_11_24_1040")
+    command.upgrade(config, revision)
+    assert found() == before | {"key_all": sorted([*every, scope])}
+    command.downgrade(config, before_it)
     assert {key: sorted(scopes) for key, scopes in found().items()} == {k: sorted(v) for k, v in before.items()}
     engine.dispose()
