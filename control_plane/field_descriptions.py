@@ -299,6 +299,7 @@ _OF_TYPE: Final[dict[str, str]] = {
     "QuotaUsed.spend_nanos_per_month": "Nanodollars of this UTC month.",
     "QuotaUsed.tokens_per_minute": "Tokens of the last minute; 0 without a limit.",
     "QuotaUsed.tokens_per_month": "Tokens of this UTC month.",
+    "ReplicaView.reason": "What is wrong with it, and the fix; null when nothing is. A ready replica still serves.",
     "ReplicaView.slots": "Adapters that one batch of the replica can use.",
     "ReplicaView.url": "Address of the engine, which only gateways reach.",
     "ResidencyView.slots": "Engine name of the adapter in each slot; null for a free slot.",

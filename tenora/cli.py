@@ -15,7 +15,7 @@ from tenora.command_line import CommandLine, json_option, show, wants_json
 from tenora.settings import StackSettings
 from tenora.stack import daemon
 from tenora.stack.log_files import read_logs
-from tenora.stack.status import payments_line, read_status
+from tenora.stack.status import payments_line, read_status, replica_lines
 from tenora.stack.up_down import programs_table, start_stack, stop_stack
 
 if TYPE_CHECKING:
@@ -247,6 +247,8 @@ def _print_status(settings: StackSettings, now: dict[str, Any]) -> None:
         out = Console()
         _print_addresses(out, settings, now)
         out.print(programs_table(now["programs"]))
+        for line in replica_lines(now):
+            out.print(line, highlight=False, soft_wrap=True)
     else:
         console.print(_nothing_runs(settings), soft_wrap=True)
 

@@ -125,6 +125,10 @@ class AdapterCache:
         """The digests of all adapters on this disk, held or not."""
         return await asyncio.get_running_loop().run_in_executor(self._checkers, self._disk.digests)
 
+    async def why_store_unreadable(self) -> str | None:
+        """Why no adapter can be downloaded now, with the fix; None when the store can be read."""
+        return await asyncio.to_thread(self._store.bucket.why_unreadable)
+
     def close(self) -> None:
         """Release all leases and stop the threads. Only for a process whose engine has ended."""
         self._closed = True

@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import boto3.session
 import structlog
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, EndpointConnectionError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+)
 
 from adapters.settings import StoreSettings
-from core.errors import NotFound, Unavailable
+from core.errors import AppError, NotFound, Unavailable
 from core.settings import S3Settings
 
 if TYPE_CHECKING:
@@ -28,6 +34,8 @@ _NO_CORS: Final = frozenset({"NotImplemented", "MethodNotAllowed", "BucketAlread
 _DELETE_BATCH: Final = 1000  # the most that one DeleteObjects call takes
 _SERVER_ERROR: Final = 500
 _ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound", "NoSuchBucket", "NoSuchUpload"})
+_PROBE_KEY: Final = "adapters/readable"  # need not exist
+_WRONG_KEY: Final = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken"})
 
 
 class ObjectMissing(NotFound):
@@ -115,6 +123,44 @@ class Bucket:
         except ObjectMissing:
             return None
 
+    def why_unreadable(self) -> str | None:
+        """Why adapters cannot be read with these credentials, with the fix; None when they can. Asks for one object,
+        which need not exist, and does not wait longer than one read of a download.
+        """
+        try:
+            with translated(_PROBE_KEY):
+                self.reader.get_object(Bucket=self.name, Key=_PROBE_KEY)["Body"].close()
+        except ObjectMissing as absent:
+            if _code(absent) != "NoSuchBucket":
+                return None
+            return (
+                f"the object store has no bucket {self.name!r}; correct TENORA_S3_BUCKET, or create it with "
+                "`python -m control_plane bucket`"
+            )
+        except StoreUnavailable as error:
+            return self._explained(error)
+        return None
+
+    def _explained(self, error: StoreUnavailable) -> str:
+        if isinstance(error.__cause__, NoCredentialsError):
+            return "there are no credentials for the object store; set TENORA_S3_ACCESS_KEY and TENORA_S3_SECRET_KEY"
+        if error.kind == "unreachable":
+            where = self.reader.meta.endpoint_url
+            return f"the object store at {where} cannot be reached; check TENORA_S3_ENDPOINT and the network"
+        if (code := _code(error)) is None:
+            return f"the object store did not answer ({type(error.__cause__).__name__}); check TENORA_S3_ENDPOINT"
+        if error.kind == "failing":
+            return f"the object store answers with errors ({code})"
+        if code in _WRONG_KEY:
+            return (
+                f"the object store refused the credentials ({code}); correct TENORA_S3_ACCESS_KEY and "
+                "TENORA_S3_SECRET_KEY"
+            )
+        return (
+            f"the object store does not let these credentials read adapters ({code}); allow s3:GetObject on "
+            "adapters/* and s3:ListBucket, and check TENORA_S3_REGION"
+        )
+
     def delete_prefix(self, prefix: str) -> int:
         """Delete every object under ``prefix``, which must end with a slash. Returns their number."""
         if not prefix.endswith("/") or prefix.count("/") < 2:
@@ -148,6 +194,12 @@ def translated(key: str) -> Iterator[None]:
         raise StoreUnavailable("the object store cannot be reached", kind="unreachable") from error
     except BotoCoreError as error:
         raise StoreUnavailable(f"the object store did not answer for {key}", kind="silent") from error
+
+
+def _code(error: AppError) -> str | None:
+    """S3's code of the failure; None when it did not answer."""
+    cause = error.__cause__
+    return cause.response.get("Error", {}).get("Code") if isinstance(cause, ClientError) else None
 
 
 def base64_of(sha256: str) -> str:

@@ -10,12 +10,13 @@ from core.contracts.replicas import ReplicaState
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     """A replica as its agent last reported it. ``rank_max`` identifies its pool, ``memory_adapters`` is the number of
     adapters in its host memory, and ``residency_version`` changes whenever an adapter moves between tiers. An admin
-    sets ``drain_requested``; the agent reports ``state``.
+    sets ``drain_requested``; the agent reports ``state``, and in ``reason`` what is wrong with the replica.
     """
 
     id: str
     base_model: str
     state: ReplicaState
+    reason: str | None
     drain_requested: bool
     block_tokens: int
     pages_total: int

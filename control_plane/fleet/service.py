@@ -81,6 +81,7 @@ def _view(replica: ReplicaStatus, drain_requested: bool) -> ReplicaView:
         id=replica.id,
         base_model=replica.base_model,
         state=replica.state,
+        reason=replica.reason or None,
         drain_requested=drain_requested,
         block_tokens=replica.block_tokens,
         pages_total=replica.pages_total,

@@ -11,7 +11,9 @@ ReplicaState = Literal["starting", "ready", "draining", "unhealthy"]
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The heartbeat of a replica's agent. ``url`` is the engine's address, which only gateways can reach."""
+    """The heartbeat of a replica's agent. ``url`` is the engine's address, which only gateways can reach. ``reason``
+    says what is wrong with it, and the fix; it is empty when nothing is.
+    """
 
     id: str
     url: str
@@ -28,6 +30,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     rank_max: int = 16
     memory_adapters: int = 0
     residency_version: int = 0
+    reason: str = ""
 
 
 Tier = Literal["slot", "memory", "disk", "store"]

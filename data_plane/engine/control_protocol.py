@@ -104,6 +104,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[EndedRequest, ...]
 
 
+class StoreState(msgspec.Struct, frozen=True):
+    """Why this engine cannot read the object store, with the fix; None when it can."""
+
+    unreadable: str | None
+
+
 class SlotContents(msgspec.Struct, frozen=True):
     """One slot of the engine: the adapter in it, and whether all its weights are zero."""
 

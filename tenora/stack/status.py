@@ -29,7 +29,8 @@ def read_status(settings: StackSettings, *, secrets: bool = False) -> dict[str, 
     except (OSError, ValueError, KeyError):
         return nothing
     replicas = [
-        {field: replica[field] for field in ("id", "url", "base_model", "state")} for replica in stack.replicas()
+        {field: replica[field] for field in ("id", "url", "base_model", "state")} | {"reason": replica.get("reason", "")}
+        for replica in stack.replicas()
     ]
     addresses = asdict(stack.addresses)
     if STRIPE_SIMULATOR not in programs:
@@ -53,6 +54,11 @@ def payments_line(status: dict[str, Any]) -> str | None:
     """The line that says that payments are simulated; None where they are not."""
     url = status.get("stripe_simulator_url")
     return None if url is None else f"payments go to the Stripe simulator at {url}: no real money"
+
+
+def replica_lines(status: dict[str, Any]) -> list[str]:
+    """A line for each replica that says what is wrong with it."""
+    return [f"replica {each['id']} is {each['state']}: {each['reason']}" for each in status["replicas"] if each["reason"]]
 
 
 def _without_credentials(url: str) -> str:

@@ -14,7 +14,7 @@ from tenora.settings import StackSettings
 from tenora.stack import daemon
 from tenora.stack.base_model import materialize
 from tenora.stack.program import accepts_connections
-from tenora.stack.status import read_status
+from tenora.stack.status import read_status, replica_lines
 
 console = Console(stderr=True)
 
@@ -55,8 +55,9 @@ def wait_until_ready(settings: StackSettings) -> None:
     stuck = [name for name, program in now["programs"].items() if program["state"] not in ("ready", "done")] or [
         "supervisor"
     ]
+    reasons = "".join(f"\n{line}" for line in replica_lines(now))
     raise click.ClickException(
-        f"not ready after {settings.up_timeout_s:.0f} s: {', '.join(stuck)}; see: tenora logs {stuck[0]}"
+        f"not ready after {settings.up_timeout_s:.0f} s: {', '.join(stuck)}; see: tenora logs {stuck[0]}{reasons}"
     )
 
 

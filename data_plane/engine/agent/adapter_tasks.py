@@ -23,6 +23,7 @@ from data_plane.engine.agent.prefetch_hints import PrefetchHints
 from data_plane.engine.agent.residency_watch import ResidencyWatch
 from data_plane.engine.agent.revocations import Revocations
 from data_plane.engine.agent.snapshot_reader import SnapshotSource
+from data_plane.engine.agent.store_probe import StoreProbe
 from data_plane.engine.agent.usage_forecast import UsageHistory
 from data_plane.engine.settings import ReplicaSettings
 
@@ -47,6 +48,7 @@ class AdapterTasks:
         url = f"http://{settings.engine_host}:{settings.engine_port}"
         key = settings.engine_key.get_secret_value()
         control = ControlClient(session, url, key, timeout_s=settings.engine_control_timeout_s)
+        self.store = StoreProbe(control)
         pool = ReplicaPool(redis, settings.base_model, me=settings.replica_id, fresh_s=settings.heartbeat_s)
         uses = UsageHistory(names_max=settings.forecast_adapters_max, visit_gap_s=settings.forecast_visit_gap_s)
         newest = NewestPublished(settings.engine_run_dir / f"{settings.replica_id}.newest-snapshot")
@@ -106,6 +108,7 @@ class AdapterTasks:
         tasks.start("forecast", self._hints.apply_forecast, interval_s=settings.forecast_interval_s)
         tasks.start("prefetch", self._prefetcher.run_once, interval_s=settings.prefetch_pause_s)
         tasks.start("engine usage", self._usage.run_once, interval_s=settings.engine_usage_interval_s)
+        tasks.start("store", self.store.run_once, interval_s=settings.store_probe_interval_s)
         tasks.start("pins", self._pins.run_once, interval_s=settings.pins_scan_interval_s)
 
     async def report_usage(self) -> None:

@@ -68,6 +68,8 @@ class Agent:
         try:
             if not await self._wait_until_ready():
                 return 0 if self._engine_state.stopping.is_set() else 1
+            await self._look_at_store()
+            self._mark_serving()
             self._adapter_tasks.start()
             healthy = await self._watch()
             await self._drain(wait=healthy)
@@ -87,8 +89,6 @@ class Agent:
                 await self._pause(0.25)
                 continue
             if await self._probe() and await self._enforce_revocations():
-                self._engine_state.state = "ready"
-                log.info("replica ready", replica_id=self._settings.replica_id)
                 return True
             await self._pause(0.25)
         log.error("engine did not become ready", alive=self._alive(), waited_s=self._settings.engine_start_s)
@@ -110,6 +110,13 @@ class Agent:
             else:
                 return True
         return False
+
+    async def _look_at_store(self) -> None:
+        """The first of the probes that a background task repeats. Without it a healthy replica would be ready later."""
+        try:
+            await self._adapter_tasks.store.run_once()
+        except (ControlRequestFailed, OSError, aiohttp.ClientError) as error:
+            log.warning("object store not probed", error=repr(error))
 
     async def _watch(self) -> bool:
         """Publish and probe until a stop signal (True) or until the engine is lost (False)."""
@@ -143,10 +150,16 @@ class Agent:
             self._mark_serving()
 
     def _mark_serving(self) -> None:
-        """Set the state of a healthy engine: ready, or draining when a drain was requested."""
-        self._engine_state.state = (
-            "draining" if self._drain_requested or self._engine_state.stopping.is_set() else "ready"
-        )
+        """Set the state of a healthy engine: draining when a drain was requested, else ready once the object store was
+        readable.
+        """
+        before = self._engine_state.state
+        if self._drain_requested or self._engine_state.stopping.is_set():
+            self._engine_state.state = "draining"
+        else:
+            self._engine_state.state = "ready" if self._adapter_tasks.store.was_readable else "starting"
+        if self._engine_state.state == "ready" != before:
+            log.info("replica ready", replica_id=self._settings.replica_id)
 
     async def _probe(self) -> bool:
         """Generate one token. A timeout is no failure when other requests' tokens were counted meanwhile."""
@@ -185,11 +198,15 @@ class Agent:
         self._engine_state.waiting_requests = engine.waiting
         self._progress.record_scrape(engine)
         drain_requested = await self._publisher.publish(
-            self._engine_state.state, engine, self._probes, self._adapter_tasks.residency
+            self._engine_state.state,
+            engine,
+            self._probes,
+            self._adapter_tasks.residency,
+            reason=self._adapter_tasks.store.reason,
         )
         if drain_requested is not None:
             self._drain_requested = drain_requested
-            if self._engine_state.state in ("ready", "draining"):
+            if self._engine_state.state != "unhealthy":
                 self._mark_serving()
         return engine
 

@@ -19,6 +19,7 @@ from data_plane.engine.control_protocol import (
     PrefetchBody,
     Prefetched,
     RevokedBody,
+    StoreState,
     UnloadBody,
     Unloaded,
 )
@@ -84,6 +85,10 @@ class ControlClient:
     async def ended(self, after: int, *, at_once: bool = False) -> Ended:
         """What the engine has counted for requests that have ended, after this version."""
         return await self._call("POST", "/ended", EndedBody(after, at_once), Ended)
+
+    async def why_store_unreadable(self) -> str | None:
+        """Why the engine cannot read the object store, with the fix; None when it can."""
+        return (await self._call("GET", "/store", None, StoreState)).unreadable
 
     async def _call(self, method: str, path: str, body: object, shape: type[T], timeout_s: float | None = None) -> T:
         async with self._session.request(

@@ -31,10 +31,16 @@ class StatusPublisher:
         self._written_version = 0
 
     async def publish(
-        self, state: ReplicaState, engine: EngineMetrics, probes: ProbeTokens, residency: Residency | None
+        self,
+        state: ReplicaState,
+        engine: EngineMetrics,
+        probes: ProbeTokens,
+        residency: Residency | None,
+        *,
+        reason: str,
     ) -> bool | None:
         """Write everything in one transaction. Returns whether an admin requested a drain, None without Redis."""
-        status = self._status(state, engine, residency)
+        status = self._status(state, engine, residency, reason)
         metrics.FREE_PAGES.set(status.pages_free)
         metrics.READY.set(status.state == "ready")
         counters = EngineCounters(
@@ -83,7 +89,9 @@ class StatusPublisher:
         except (RedisError, OSError) as error:
             _log.warning("status withdrawal failed; it expires by itself", error=repr(error))
 
-    def _status(self, state: ReplicaState, engine: EngineMetrics, residency: Residency | None) -> ReplicaStatus:
+    def _status(
+        self, state: ReplicaState, engine: EngineMetrics, residency: Residency | None, reason: str
+    ) -> ReplicaStatus:
         pages_total = engine.blocks * engine.block_tokens // PAGE_TOKENS
         return ReplicaStatus(
             id=self._settings.replica_id,
@@ -101,4 +109,5 @@ class StatusPublisher:
             rank_max=self._settings.engine_rank_max,
             memory_adapters=self._settings.memory_adapters,
             residency_version=0 if residency is None else residency.version,
+            reason=reason,
         )

@@ -27,6 +27,7 @@ from data_plane.engine.control_protocol import (
     ProgressBody,
     RevokedBody,
     RevokedCount,
+    StoreState,
     UnloadBody,
     Unloaded,
 )
@@ -57,6 +58,7 @@ class ControlRoutes:
             ("PUT", f"{_ROOT}/pins"): self._pins,
             ("POST", f"{_ROOT}/progress"): self._progress,
             ("POST", f"{_ROOT}/ended"): self._ended,
+            ("GET", f"{_ROOT}/store"): self._store,
         }
 
     def start_sweep(self, state: Any) -> None:
@@ -155,6 +157,9 @@ class ControlRoutes:
         asked = _decode(content, EndedBody)
         return self._adapters.ended.collect(asked.after, at_once=asked.at_once)
 
+    async def _store(self, _front_end: VllmFrontend, _content: bytes) -> StoreState:
+        return StoreState(await self._adapters.disk.why_store_unreadable())
+
 
 ROUTES: Final = frozenset(
     {
@@ -165,6 +170,7 @@ ROUTES: Final = frozenset(
         ("PUT", f"{_ROOT}/pins"),
         ("POST", f"{_ROOT}/progress"),
         ("POST", f"{_ROOT}/ended"),
+        ("GET", f"{_ROOT}/store"),
     }
 )
 

@@ -43,6 +43,10 @@ class DiskLeases:
         """All digests on disk, with or without a lease."""
         return await self._cache.digests()
 
+    async def why_store_unreadable(self) -> str | None:
+        """Why no adapter can be downloaded now, with the fix; None when the store can be read."""
+        return await self._cache.why_store_unreadable()
+
     async def has(self, name: str) -> bool:
         """Whether the adapter is on disk, so that no download is needed."""
         return digest_of(name) in await self._cache.digests()

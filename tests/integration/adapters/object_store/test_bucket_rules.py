@@ -1,4 +1,6 @@
-"""The CORS rules of a bucket, against a stand-in on a socket that stores the rules it receives, as AWS does."""
+"""The CORS rules of a bucket, and why it cannot be read: against a stand-in on a socket that stores the rules it
+receives and refuses as AWS does, and against a real server.
+"""
 
 import threading
 import xml.etree.ElementTree as ET
@@ -33,6 +35,9 @@ def bucket(rules):
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self):
             self.answer(200)
+
+        def do_GET(self):
+            self.answer(*(rules.refusal or (404, "NoSuchKey")))
 
         def do_PUT(self):
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -86,3 +91,39 @@ def test_a_server_without_cors_rules_is_accepted_and_one_that_forbids_them_is_an
     rules.refusal = (403, "AccessDenied")
     with pytest.raises(Unavailable):
         bucket.ensure(cors_origins=ORIGINS)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((404, "NoSuchKey"), None),
+        ((404, "NoSuchBucket"), "correct TENORA_S3_BUCKET"),
+        ((403, "InvalidAccessKeyId"), "correct TENORA_S3_ACCESS_KEY"),
+        ((403, "SignatureDoesNotMatch"), "correct TENORA_S3_ACCESS_KEY"),
+        ((400, "ExpiredToken"), "correct TENORA_S3_ACCESS_KEY"),
+        ((403, "AccessDenied"), "allow s3:GetObject"),
+        ((400, "AuthorizationHeaderMalformed"), "check TENORA_S3_REGION"),
+        ((503, "SlowDown"), "answers with errors (SlowDown)"),
+        ((500, "InternalError"), "answers with errors (InternalError)"),
+    ],
+)
+def test_a_refusal_to_read_says_what_to_correct(bucket, rules, answer, said):
+    rules.refusal = answer
+    why = bucket.why_unreadable()
+    assert why is None if said is None else (said in why and answer[1] in why + "NoSuchBucket"), why
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, None),
+        ({"s3_bucket": "not-there"}, "has no bucket 'not-there'"),
+        ({"s3_secret_key": SecretStr("wrong")}, "refused the credentials (SignatureDoesNotMatch)"),
+        ({"s3_access_key": "stranger"}, "refused the credentials (InvalidAccessKeyId)"),
+        ({"s3_endpoint": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
+    ],
+)
+def test_a_real_server_is_readable_or_says_why_not(s3_settings, changed, said):
+    Bucket(s3_settings, StoreSettings()).ensure()
+    why = Bucket(s3_settings.model_copy(update=changed), StoreSettings()).why_unreadable()
+    assert why is None if said is None else said in why, why

@@ -79,6 +79,8 @@ GONE = "ad_9@" + "9" * 64
         (look(replicas=(ReplicaLook(status=STATUS, residency=None, truth=TRUTH),)), "replica rep_1", "residency"),
         (replica(residency={"boot_id": "another"}), "replica rep_1", "residency"),
         (replica(status={"state": "unhealthy"}), "replica rep_1", "generates no tokens"),
+        (replica(status={"reason": "no bucket"}), "replica rep_1", "cannot load further adapters: no bucket"),
+        (replica(status={"reason": "no bucket", "state": "starting"}), "replica rep_1", "is not ready: no bucket"),
         (replica(residency={"slots": (None, None)}), "replica rep_1 slot 0", "another adapter"),
         (replica(residency={"memory": ()}), "replica rep_1 memory", f"holds {NAME}"),
         (replica(residency={"disk": (DIGEST, "b" * 64)}), "replica rep_1 disk", "does not hold"),

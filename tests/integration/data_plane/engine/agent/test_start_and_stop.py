@@ -166,6 +166,42 @@ def test_an_agent_whose_engine_fails_leaves_no_final_window(client, redis_server
     assert not any(window.final for window in cost_windows(client))
 
 
+def test_a_replica_is_ready_once_it_could_read_the_object_store_and_stays_ready_without_it(
+    client, redis_server, tmp_path
+):
+    publisher, reason = Publisher(client, processes.PEPPER), "the object store refused the credentials"
+    with processes.agent(tmp_path, redis_server, REPLICA, engine={"store-unreadable": reason}) as agent:
+        harness = AgentHarness(client, publisher, agent)
+
+        def published() -> tuple[str, str] | None:
+            status = harness.status()
+            return status and (status.state, status.reason)
+
+        wait_until(lambda: published() == ("starting", reason), what="a replica that waits for the store")
+        revocation = harness.revoke(engine_name())
+        wait_until(lambda: harness.removed(revocation), what="the receipt of a replica that is not ready")
+        assert published() == ("starting", reason)
+        harness.engine.faults()
+        wait_until(lambda: published() == ("ready", ""), what="a ready replica")
+        harness.engine.faults(store_unreadable="gone")
+        wait_until(lambda: published() == ("ready", "gone"), what="the reason of a replica that still serves")
+        assert harness.ask("tiny-chat")["usage"]["completion_tokens"] == 2
+        harness.engine.faults()
+        wait_until(lambda: published() == ("ready", ""), what="the end of the reason")
+
+
+def test_a_drained_replica_serves_again_when_the_drain_is_cancelled(client, redis_server, tmp_path):
+    publisher = Publisher(client, processes.PEPPER)
+    with processes.agent(tmp_path, redis_server, REPLICA) as agent:
+        harness = AgentHarness(client, publisher, agent)
+        for requested, state in ((False, "ready"), (True, "draining"), (False, "ready")):
+            if requested:
+                client.set(redis_keys.replica_drain(REPLICA), "1")
+            else:
+                client.delete(redis_keys.replica_drain(REPLICA))
+            wait_until(lambda state=state: (status := harness.status()) and status.state == state, what=state)
+
+
 def cost_windows(client) -> list[CostWindow]:
     return [
         msgspec.json.decode(fields[b"window"], type=CostWindow) for _, fields in client.xrange(redis_keys.COST_WINDOWS)
