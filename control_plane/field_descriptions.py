@@ -86,6 +86,7 @@ _FIELDS: Final[dict[str, str]] = {
     "fixed_ps": "Picoseconds of every step.",
     "flagged_hours": "Hours in which predicted over measured time was outside 0.8 to 1.25.",
     "flags": "Why the cost function needs a new calibration; empty when it does not.",
+    "force": "Whether to drain it although nothing else serves what it serves.",
     "gateways": "Live gateways that act by the change.",
     "group_by": "What the rows are of.",
     "headers": "Headers to send with the PUT, exactly.",

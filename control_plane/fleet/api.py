@@ -1,17 +1,17 @@
 """Admin routes over replicas."""
 
-from litestar import Controller, Response, get, post
+from litestar import Controller, Response, delete, get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath
+from litestar.params import FromPath, JSONBody
 from redis import Redis
-from sqlmodel import Session
+from sqlalchemy import Engine
 
-from control_plane.audit import service as audit
 from control_plane.auth.authenticate import Principal
-from control_plane.fleet import service
-from control_plane.fleet.schemas import ReplicaView, ResidencyView
+from control_plane.fleet import drains, service
+from control_plane.fleet.schemas import DrainRequest, ReplicaView, ResidencyView
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page
+from core.db import unit_of_work
 
 
 class AdminReplicas(Controller):
@@ -37,12 +37,27 @@ class AdminReplicas(Controller):
         redis: NamedDependency[Redis],
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
+        data: JSONBody[DrainRequest | None] = None,
     ) -> Response[ReplicaView]:
-        """Drain a replica: it accepts no new requests and finishes its running ones."""
+        """Drain a replica: it accepts no new requests and finishes its running ones. The last ready replica that serves
+        a base model, or a rank class with adapters, is refused with 409 unless `force` is true.
+        """
+        force = data is not None and data.force
+        return idempotent.run(
+            lambda session: drains.drain(session, redis, replica_id, force=force, actor=principal.key_id),
+            status_code=202,
+        )
 
-        def drain(session: Session) -> ReplicaView:
-            audit.record(session, actor=principal.key_id, action="replica.drained", target=replica_id)
-            session.flush()  # a drain that cannot be recorded does not happen
-            return service.drain(redis, replica_id)
-
-        return idempotent.run(drain, status_code=202)
+    @delete("/{replica_id:str}/drain", sync_to_thread=True, status_code=202)
+    def undo_drain(
+        self,
+        replica_id: FromPath[str],
+        engine: NamedDependency[Engine],
+        redis: NamedDependency[Redis],
+        principal: NamedDependency[Principal],
+    ) -> ReplicaView:
+        """Undo a drain: the replica accepts requests again from its next heartbeat on. A replica that is stopping stays
+        draining.
+        """
+        with unit_of_work(engine) as session:
+            return drains.undo(session, redis, replica_id, actor=principal.key_id)

@@ -31,6 +31,12 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_at: datetime
 
 
+class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to drain. ``force`` also drains the last ready replica that serves a base model or a rank class."""
+
+    force: bool = False
+
+
 class ResidencyView(msgspec.Struct, frozen=True, kw_only=True):
     """The adapters in each tier of a replica. ``slots`` has one entry for each slot, null for an empty one. ``disk``
     lists digests, because several adapters may share one.

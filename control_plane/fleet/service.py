@@ -1,4 +1,4 @@
-"""Reads live replicas from their agents' reports in Redis, and requests that one be drained. Nothing is in Postgres.
+"""Reads live replicas from their agents' reports in Redis. Nothing is in Postgres. Drains are in ``drains``.
 
 Fails closed: without Redis the call raises instead of returning an empty list.
 """
@@ -61,19 +61,6 @@ def residency(redis: Redis, replica_id: str) -> ResidencyView:
         memory=list(found.memory),
         disk=list(found.disk),
     )
-
-
-def drain(redis: Redis, replica_id: str) -> ReplicaView:
-    """Request that a live replica accept no new requests and finish its running ones. Its agent polls for this. Raises
-    NotFound.
-    """
-    status = cast("bytes | None", redis.get(redis_keys.replica(replica_id)))
-    if status is None:
-        raise NotFound(
-            "No live replica with this id. GET /api/v1/admin/replicas lists the live ones.", code="replica_not_found"
-        )
-    redis.set(redis_keys.replica_drain(replica_id), "1")
-    return _view(msgspec.json.decode(status, type=ReplicaStatus), drain_requested=True)
 
 
 def _view(replica: ReplicaStatus, drain_requested: bool) -> ReplicaView:

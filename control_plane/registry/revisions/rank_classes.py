@@ -53,15 +53,20 @@ def show(session: Session, base_model: str, alive: Sequence[ReplicaStatus]) -> l
             "Base model not found. GET /api/v1/admin/base-models lists the base models.",
             code="base_model_not_found",
         )
+    adapters_of = adapters_by_class(session, base_model)
+    pool = [status for status in alive if status.base_model == base_model]
+    return describe(base_models.spec_of(session, base_model), pool, adapters_of)
+
+
+def adapters_by_class(session: Session, base_model: str) -> dict[int, int]:
+    """The number of adapters with a ready revision in each rank class of a base model that has any."""
     placed = (
         select(Revision.rank_class, func.count(func.distinct(Revision.adapter_id)))
         .join(Adapter, col(Adapter.id) == Revision.adapter_id)
         .where(Adapter.base_model == base_model, col(Adapter.deleted_at).is_(None), Revision.status == "ready")
         .group_by(col(Revision.rank_class))
     )
-    adapters_of = {rank_class: number for rank_class, number in session.exec(placed) if rank_class is not None}
-    pool = [status for status in alive if status.base_model == base_model]
-    return describe(base_models.spec_of(session, base_model), pool, adapters_of)
+    return {rank_class: number for rank_class, number in session.exec(placed) if rank_class is not None}
 
 
 def describe(spec: BaseModelSpec, pool: Sequence[ReplicaStatus], adapters_of: dict[int, int]) -> list[RankClassView]:

@@ -53,26 +53,15 @@ def meter(engine, redis):
     return run
 
 
-def test_replicas_are_listed_as_their_agents_report_them_and_drained_on_request(api, redis, engine):
+def test_replicas_are_listed_as_their_agents_report_them(api, redis):
     publish(redis, replica("rep_a"))
-    publish(redis, replica("rep_b", "starting"))
+    publish(redis, msgspec.structs.replace(replica("rep_b", "starting"), reason="no bucket"))
     redis.zadd(redis_keys.REPLICAS, {"rep_gone": 1})
     listed = api.admin.get("/api/v1/admin/replicas").json()
-    assert [(each["id"], each["state"], each["drain_requested"]) for each in listed["data"]] == [
-        ("rep_a", "ready", False),
-        ("rep_b", "starting", False),
+    assert [(each["id"], each["state"], each["reason"], each["drain_requested"]) for each in listed["data"]] == [
+        ("rep_a", "ready", None, False),
+        ("rep_b", "starting", "no bucket", False),
     ]
-    drained = api.admin.post("/api/v1/admin/replicas/rep_a/drain")
-    assert (drained.status_code, drained.json()["drain_requested"]) == (202, True)
-    assert redis.exists(redis_keys.replica_drain("rep_a"))
-    absent = api.admin.post("/api/v1/admin/replicas/rep_gone/drain")
-    assert (absent.status_code, absent.json()["code"]) == (404, "replica_not_found")
-    with engine.connect() as connection:
-        rows = connection.exec_driver_sql(
-            "SELECT actor, target FROM audit_events WHERE action = 'replica.drained'"
-        ).all()
-        admin = connection.exec_driver_sql("SELECT id FROM api_keys WHERE tenant_id IS NULL").scalar_one()
-    assert [tuple(row) for row in rows] == [(admin, "rep_a")], "what was not done is not recorded"
 
 
 def test_the_quota_shows_gateways_holds_and_counts(api, redis):

@@ -254,9 +254,9 @@ async def test_requests_that_outlast_the_drain_are_aborted(make_harness, adapter
 
 async def test_the_engine_says_why_it_cannot_read_the_object_store(make_harness, adapters):
     adapters()
-    assert (await make_harness().ask("GET", "/tenora/v1/store")).json() == {"unreadable": None}
+    assert (await make_harness().ask("GET", "/tenora/v1/store")).json == {"unreadable": None}
     unreachable = await make_harness(UNREACHABLE_S3).ask("GET", "/tenora/v1/store")
-    assert "cannot be reached" in unreachable.json()["unreadable"]
+    assert "cannot be reached" in unreachable.json["unreadable"]
 
 
 async def test_an_adapter_revoked_while_it_is_loaded_never_reaches_the_engine(make_harness, adapters):
