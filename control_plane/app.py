@@ -19,7 +19,7 @@ from control_plane import metrics
 from control_plane.acknowledged_answers import AcknowledgedAnswers
 from control_plane.api_keys import service as api_keys
 from control_plane.api_keys.api import ApiKeys, TenantApiKeys
-from control_plane.audit.api import AdminAuditEvents, OwnAuditEvents
+from control_plane.audit_trail.api import AdminAuditEvents, OwnAuditEvents
 from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.auth.guards import admin_key, tenant_key
 from control_plane.cors import cors_rules
@@ -49,7 +49,7 @@ from control_plane.publishing.api import Changes
 from control_plane.publishing.gateway_ack import AckWaiter
 from control_plane.publishing.outbox_age import outbox_age_s
 from control_plane.reconciliation.api import AdminReconciliations, AdminRequestUsage
-from control_plane.registry.adapters.api import Adapters, Aliases
+from control_plane.registry.adapters.api import Adapters, Aliases, TenantAdapters
 from control_plane.registry.api import BaseModels, admin_base_models
 from control_plane.registry.revisions.api import AdminRankClasses, Revisions
 from control_plane.registry.revisions.uploads import Uploads
@@ -61,7 +61,7 @@ from control_plane.request_slots import RequestSlots
 from control_plane.settings import ControlSettings, WebSettings
 from control_plane.tenants.api import AdminTenants, OwnTenant
 from control_plane.tenants.terms_api import AdminTenantTerms
-from control_plane.usage.api import OwnQuota, OwnUsage
+from control_plane.usage.api import OwnQuota, OwnUsage, TenantUsage
 from control_plane.usage.organization_api import OrganizationUsage
 from core import db
 from core.request_rate import RequestRate
@@ -186,6 +186,8 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminTenants,
             AdminTenantTerms,
             TenantApiKeys,
+            TenantAdapters,
+            TenantUsage,
             AdminPlans,
             admin_base_models(settings.web.control_base_model_bytes_max),
             AdminRankClasses,

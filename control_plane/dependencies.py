@@ -25,6 +25,7 @@ from control_plane.notifications.service import NotificationRules
 from control_plane.payments.service import PaymentAccess
 from control_plane.registry import base_models
 from control_plane.registry.adapters import pins
+from control_plane.registry.revisions import rank_classes
 from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations import service as revocations
 from control_plane.settings import WebSettings
@@ -99,6 +100,7 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "web": resources.web,
         "upload": resources.upload,
         "notification_rules": resources.notification_rules,
+        "adapter_classes": rank_classes.adapters_by_class,
         "base_model_ids": base_models.ids,
         "cost_settings": resources.costs,
         "invoice_rules": resources.invoices,

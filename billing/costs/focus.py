@@ -9,7 +9,7 @@ of the lines add up to those of the hour. A line without an owner is the unalloc
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -73,9 +73,9 @@ class HourShares:
         return LineShare(ratio=grown(_BILLIONTHS), hours=grown(paid_ms * _BILLIONTHS // MS_PER_HOUR))
 
 
-def focus_csv(session: Session, *, start_ms: int, end_ms: int, issuer: str) -> Iterator[str]:
-    """The CSV in pieces, the header first. ``issuer`` is the platform's name. Reads row by row, so that a month is not
-    held in memory.
+def focus_csv(session: Session, *, start_ms: int, end_ms: int, issuer: str, names: Mapping[str, str]) -> Iterator[str]:
+    """The CSV in pieces, the header first. ``issuer`` is the platform's name, ``names`` are those of tenants and
+    adapters by id. Reads row by row, so that a month is not held in memory.
     """
     yield _line(COLUMNS)
     found = session.connection(execution_options={"yield_per": _FETCH_ROWS}).execute(
@@ -89,10 +89,11 @@ def focus_csv(session: Session, *, start_ms: int, end_ms: int, issuer: str) -> I
             total_nanos=row["total_nanos"],
             paid_ms=row["paid_ms"],
         )
-        yield _line(_cells(row, share, issuer))
+        yield _line(_cells(row, share, issuer, names))
 
 
-def _cells(row: RowMapping, share: LineShare, issuer: str) -> tuple[str, ...]:
+def _cells(row: RowMapping, share: LineShare, issuer: str, names: Mapping[str, str]) -> tuple[str, ...]:
+    owner = row["adapter_id"] or row["tenant_id"]
     begins, ends = clock.from_ms(row["hour_ms"]), clock.from_ms(row["hour_ms"] + MS_PER_HOUR)
     month = month_start(begins)
     next_month = month.replace(year=month.year + month.month // 12, month=month.month % 12 + 1)
@@ -103,7 +104,7 @@ def _cells(row: RowMapping, share: LineShare, issuer: str) -> tuple[str, ...]:
         cost, cost, cost, cost, "USD", _instant(month), _instant(next_month), _instant(begins), _instant(ends),
         "Usage", "", "Time of an inference replica", "Usage-Based", hours, "Hours", "AI and Machine Learning",
         "Generative AI", "Model inference", issuer, issuer, issuer, issuer, "", row["replica_id"], row["replica_id"],
-        "Inference replica", METHOD, details, row["adapter_id"] or row["tenant_id"], "", _tags(row), row["kind"],
+        "Inference replica", METHOD, details, owner, names.get(owner, ""), _tags(row), row["kind"],
         row["base_model"], str(row["rank_max"]), row["cost_function_id"],
     )  # fmt: skip
 

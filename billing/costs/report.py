@@ -9,9 +9,10 @@ replicas and hours that have a cost.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import sqlalchemy as sa
@@ -52,6 +53,12 @@ SELECT h.base_model, h.rank_max, sum(h.total_nanos)::bigint AS total_nanos, sum(
 FROM cost_hours h LEFT JOIN cost_functions f ON f.id = h.cost_function_id
 WHERE h.hour_ms >= :start_ms AND h.hour_ms < :end_ms
 GROUP BY h.base_model, h.rank_max ORDER BY h.base_model, h.rank_max
+""")
+
+
+_OF_TENANTS: Final = sa.text("""
+SELECT tenant_id, sum(nanos)::bigint FROM cost_rows
+WHERE hour_ms >= :since_ms AND tenant_id = ANY(CAST(:tenants AS text[])) GROUP BY tenant_id
 """)
 
 
@@ -102,7 +109,8 @@ class MarginRow(msgspec.Struct, frozen=True, kw_only=True):
     """Revenue beside cost of one tenant, adapter, model or plan. ``key`` is its id, empty for the base model's own
     usage, and ``(account)`` for revenue of no adapter or model. ``revenue_nanos`` is the sum of ``usage_nanos``, of
     ``resource_nanos`` (storage, pins and cold loads) and of ``account_nanos`` (fees, tiers, discounts, credit notes).
-    ``margin_ppm`` is None unless there is revenue.
+    ``margin_ppm`` is None unless there is revenue. Both margins are None where the cost is not known: for usage of a
+    base model of which no replica, or not each of them, has a rate.
     """
 
     key: str
@@ -115,7 +123,7 @@ class MarginRow(msgspec.Struct, frozen=True, kw_only=True):
     revenue_nanos: int
     cost_nanos: int
     absorbed_cost_nanos: int
-    margin_nanos: int
+    margin_nanos: int | None
     margin_ppm: int | None
 
 
@@ -185,7 +193,11 @@ def report(
         _add_open_hours(opened.hours, costs, pools)
     until_ms = end_ms if opened.until_ms is None else min(end_ms, max(start_ms, opened.until_ms))
     charged = read_revenue(session, start=start, end=clock.from_ms(until_ms))
-    rows = margins(costs, charged, group_by)
+    waiting = due_hours.unrated(session, before_ms=end_ms, after_ms=start_ms)
+    unrated = {UnratedPool(base_model=each.base_model, rank_max=each.rank_max) for each in waiting}
+    models = sorted({pool.base_model for pool in pools})
+    rated = set(models) - {pool.base_model for pool in unrated}
+    rows = margins(costs, charged, group_by, rated)
     if len(rows) > REPORT_ROWS_MAX:
         raise InvalidRequest(
             f"group_by: the report would have more than {REPORT_ROWS_MAX} rows; ask for a shorter period or group by "
@@ -198,9 +210,6 @@ def report(
             platform[cost.kind] += cost.nanos
     prices = price_book.outside_prices(session)
     tokens = _tokens(session, start, end, opened.hours)
-    models = sorted({pool.base_model for pool in pools})
-    waiting = due_hours.unrated(session, before_ms=end_ms, after_ms=start_ms)
-    unrated = {UnratedPool(base_model=each.base_model, rank_max=each.rank_max) for each in waiting}
     return CostReport(
         start=start,
         end=end,
@@ -247,6 +256,13 @@ def stored_costs(session: Session, start_ms: int, end_ms: int) -> tuple[list[Own
     return costs, pools
 
 
+def costs_of_tenants(session: Session, tenant_ids: Collection[str], *, since: datetime) -> dict[str, int]:
+    """The direct cost of each of these tenants in the hours from ``since`` on that are shared out."""
+    parameters = {"since_ms": clock.to_ms(since), "tenants": list(tenant_ids)}
+    found = session.connection().execute(_OF_TENANTS, parameters)
+    return dict.fromkeys(tenant_ids, 0) | {tenant_id: nanos for tenant_id, nanos in found}  # noqa: C416 - of row types
+
+
 def _add_open_hours(opened: Iterable[HourCost], costs: list[OwnedCost], pools: list[PoolTime]) -> None:
     for hour in opened:
         base_model, rank_max = hour.kind.base_model, hour.kind.rank_max
@@ -283,9 +299,11 @@ def _tokens(
     return defaultdict(lambda: (0, 0), found)
 
 
-def margins(costs: Sequence[OwnedCost], charged: Sequence[Revenue], group_by: CostGrouping) -> list[MarginRow]:
+def margins(
+    costs: Sequence[OwnedCost], charged: Sequence[Revenue], group_by: CostGrouping, rated: AbstractSet[str]
+) -> list[MarginRow]:
     """Revenue and cost by key, for every key that has either. Costs without a tenant are in no row, but spread over the
-    rows of their pool in the absorbed cost.
+    rows of their pool in the absorbed cost. ``rated`` are the base models of which every replica has a cost.
     """
     direct, absorbed = Counter[str](), Counter[str]()
     for cost in costs:
@@ -294,22 +312,28 @@ def margins(costs: Sequence[OwnedCost], charged: Sequence[Revenue], group_by: Co
     for (owner, base_model), nanos in absorbed_costs(costs).items():
         absorbed[_key(owner, base_model, group_by)] += nanos
     sums: dict[str, Counter[str]] = defaultdict(Counter)
+    unknown: set[str] = set()
     for each in charged:
-        mine = sums[_key(each.owner, each.base_model, group_by)]
+        key = _key(each.owner, each.base_model, group_by)
         for name in _SUMMED:
-            mine[name] += getattr(each, name)
-    return [_margin_row(key, sums[key], direct[key], absorbed[key]) for key in sorted(sums.keys() | direct.keys())]
+            sums[key][name] += getattr(each, name)
+        if each.has_usage and each.base_model not in rated:
+            unknown.add(key)
+    return [
+        _margin_row(key, sums[key], direct[key], absorbed[key], known=key not in unknown)
+        for key in sorted(sums.keys() | direct.keys())
+    ]
 
 
-def _margin_row(key: str, sums: Counter[str], cost: int, absorbed: int) -> MarginRow:
+def _margin_row(key: str, sums: Counter[str], cost: int, absorbed: int, *, known: bool) -> MarginRow:
     revenue = sums["revenue_nanos"]
     return MarginRow(
         key=key,
         **{name: sums[name] for name in _SUMMED},
         cost_nanos=cost,
         absorbed_cost_nanos=absorbed,
-        margin_nanos=revenue - cost,
-        margin_ppm=(revenue - cost) * PPM // revenue if revenue > 0 else None,
+        margin_nanos=revenue - cost if known else None,
+        margin_ppm=(revenue - cost) * PPM // revenue if known and revenue > 0 else None,
     )
 
 

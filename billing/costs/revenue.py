@@ -82,6 +82,11 @@ class Revenue(msgspec.Struct, frozen=True, kw_only=True):
         """All of it."""
         return self.usage_nanos + self.resource_nanos + self.account_nanos
 
+    @property
+    def has_usage(self) -> bool:
+        """Whether requests are a part of it: a replica's time went into them, which has a cost."""
+        return self.input_tokens + self.output_tokens > 0 or self.usage_nanos != 0
+
 
 def read_revenue(session: Session, *, start: datetime, end: datetime) -> list[Revenue]:
     """The revenue of the whole hours from ``start`` to ``end``, by owner and base model."""

@@ -95,6 +95,15 @@ def list_endpoints(session: Session, *, tenant_id: str, after: str | None, limit
     return [endpoint_view(row) for row in session.exec(mine.where(NotificationEndpoint.id < after) if after else mine)]
 
 
+def tenants_with(text: str) -> SelectOfScalar[str]:
+    """A query of the tenants that get e-mail at an address which contains the text, in any case."""
+    return select(NotificationEndpoint.tenant_id).where(
+        NotificationEndpoint.kind == "email",
+        NotificationEndpoint.status != "deleted",
+        col(NotificationEndpoint.address).icontains(text, autoescape=True),
+    )
+
+
 def get(session: Session, *, tenant_id: str, endpoint_id: str) -> EndpointView:
     """One of the tenant's endpoints. Raises NotFound."""
     return endpoint_view(find(session, tenant_id=tenant_id, endpoint_id=endpoint_id))

@@ -45,6 +45,15 @@ def read_buyer(session: Session, tenant_id: str) -> Buyer | None:
     return _party(session.exec(_newest_buyer(tenant_id)).first(), Buyer)
 
 
+def tenants_with(text: str) -> sa.Select[tuple[str]]:
+    """A query of the tenants whose current legal name or e-mail address contains the text, in any case."""
+    tenant_id, version = col(BillingProfileVersion.tenant_id), col(BillingProfileVersion.version)
+    newest = sa.select(tenant_id, col(BillingProfileVersion.details)).distinct(tenant_id)
+    current = newest.order_by(tenant_id, version.desc()).subquery().c
+    fields = [current.details[name].astext for name in ("legal_name", "email")]
+    return sa.select(current.tenant_id).where(sa.or_(*(field.icontains(text, autoescape=True) for field in fields)))
+
+
 def _newest_seller() -> SelectOfScalar[Mapping[str, Any]]:
     return select(SellerVersion.details).order_by(col(SellerVersion.version).desc()).limit(1)
 

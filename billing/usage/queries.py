@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -25,6 +25,15 @@ from core.contracts.usage import REST, Outcome
 from core.db import database_now
 from core.errors import InvalidRequest
 from core.spend_windows import window_at
+
+
+class MonthUse(NamedTuple):
+    """Tokens, the cached ones among them, and nanodollars of a tenant in one month."""
+
+    tokens: int
+    cached_tokens: int
+    amount_nanos: int
+
 
 _PERCENTILES: Final = {"p50": 50, "p99": 99}
 _OUTCOMES: Final = get_args(Outcome)
@@ -81,6 +90,22 @@ def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[
         .group_by(col(UsageMonth.tenant_id))
     )
     return dict.fromkeys(tenant_ids, 0) | dict(session.exec(statement).all())
+
+
+def month_uses(session: Session, tenant_ids: Collection[str]) -> dict[str, MonthUse]:
+    """What each of these tenants used and was charged in the current UTC month, by the database's clock."""
+    statement = (
+        select(
+            UsageMonth.tenant_id,
+            _total(UsageMonth.input_tokens) + _total(UsageMonth.output_tokens),
+            _total(UsageMonth.cached_tokens),
+            _total(UsageMonth.amount_nanos),
+        )
+        .where(col(UsageMonth.tenant_id).in_(tenant_ids), UsageMonth.month == month_start(database_now(session)))
+        .group_by(col(UsageMonth.tenant_id))
+    )
+    found = {tenant_id: MonthUse(*sums) for tenant_id, *sums in session.exec(statement)}
+    return dict.fromkeys(tenant_ids, MonthUse(0, 0, 0)) | found
 
 
 def _by_owner(

@@ -12,6 +12,7 @@ from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.settings import WebSettings
+from control_plane.tenants import service as tenants
 from core.api_keys import ALL_SCOPES
 from core.db import unit_of_work
 from core.errors import Forbidden
@@ -91,10 +92,23 @@ class ApiKeys(Controller):
 
 
 class TenantApiKeys(Controller):
-    """The keys that an admin creates for a tenant."""
+    """The keys of one tenant, for an admin."""
 
     path = "/tenants/{tenant_id:str}/api-keys"
     tags = ("admin: tenants",)
+
+    @get(sync_to_thread=True)
+    def list_tenant_api_keys(
+        self,
+        tenant_id: FromPath[str],
+        engine: NamedDependency[Engine],
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[ApiKeyView]:
+        """List a tenant's keys, including revoked ones, newest first."""
+        with unit_of_work(engine) as session:
+            tenants.require(session, tenant_id)
+            return service.list_keys(session, tenant_id=tenant_id, cursor=cursor, limit=limit)
 
     @post(sync_to_thread=True)
     def create_tenant_api_key(

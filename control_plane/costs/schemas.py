@@ -92,6 +92,16 @@ class ModelEconomicsView(msgspec.Struct, frozen=True, kw_only=True):
     flagged_hours: int
 
 
+class CostRow(MarginRow, frozen=True, kw_only=True):
+    """A row with the name of what it is of; null where it is of nothing that has one. An adapter's also has its tenant,
+    because adapters of two tenants may have the same name.
+    """
+
+    name: str | None
+    tenant_id: str | None = None
+    tenant: str | None = None
+
+
 class CostReportView(msgspec.Struct, frozen=True, kw_only=True):
     """Revenue, cost and margin of a period. ``total_nanos`` is the sum of the rows' ``cost_nanos`` and of the
     ``platform`` amounts. Replicas of ``unrated_pools`` wait for a rate, so their time has no cost.
@@ -105,6 +115,6 @@ class CostReportView(msgspec.Struct, frozen=True, kw_only=True):
     group_by: CostGrouping
     total_nanos: int
     revenue_nanos: int
-    rows: list[MarginRow]
+    rows: list[CostRow]
     platform: dict[str, int]
     models: list[ModelEconomicsView]

@@ -1,6 +1,6 @@
 """Unit economics for admins. ``billing.costs`` computes; this room adds audit rows, defaults and the wire format."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -10,7 +10,7 @@ from sqlmodel import Session
 from billing.costs import cost_functions, focus, price_book, report
 from billing.costs.cost_functions import FittedFunction
 from billing.costs.price_book import DatedOutsidePrice, DatedRate
-from billing.costs.report import CostGrouping, ModelEconomics
+from billing.costs.report import CostGrouping, MarginRow, ModelEconomics
 from billing.costs.settings import CostSettings
 from billing.periods import aware
 from billing.tax.profiles import read_seller
@@ -18,11 +18,16 @@ from control_plane.audit import service as audit
 from control_plane.costs.schemas import (
     CostFunctionView,
     CostReportView,
+    CostRow,
     ModelEconomicsView,
     NewOutsidePrice,
     NewPoolRate,
     SavingView,
 )
+from control_plane.plans import service as plans
+from control_plane.registry import base_models
+from control_plane.registry.adapters import service as adapters
+from control_plane.tenants import service as tenants
 from core import clock
 from core.db import unit_of_work
 
@@ -80,7 +85,7 @@ def read_report(
         group_by=found.group_by,
         total_nanos=found.total_nanos,
         revenue_nanos=found.revenue_nanos,
-        rows=list(found.rows),
+        rows=_named(session, found.rows, group_by),
         platform=found.platform,
         models=[_economics(model) for model in found.models],
     )
@@ -91,11 +96,15 @@ def focus_lines(engine: Engine, *, start: datetime | None, end: datetime | None)
     start_ms, end_ms = report.checked_hours(*period(start, end))
     with unit_of_work(engine) as session:
         seller = read_seller(session)
+        owners = [cost.owner for cost in report.stored_costs(session, start_ms, end_ms)[0]]
+        names = tenants.names_of(session, {owner.tenant_id for owner in owners})
+        adapter_names = adapters.owned_names(session, {owner.adapter_id for owner in owners})
+    names |= {adapter_id: name for adapter_id, (_, name) in adapter_names.items()}
     issuer = _ISSUER if seller is None else seller.legal_name
 
     def pieces() -> Iterator[str]:
         with unit_of_work(engine) as session:
-            yield from focus.focus_csv(session, start_ms=start_ms, end_ms=end_ms, issuer=issuer)
+            yield from focus.focus_csv(session, start_ms=start_ms, end_ms=end_ms, issuer=issuer, names=names)
 
     return pieces()
 
@@ -107,6 +116,33 @@ def period(start: datetime | None, end: datetime | None) -> tuple[datetime, date
     this_hour = clock.now().replace(minute=0, second=0, microsecond=0)
     end = this_hour + timedelta(hours=1) if end is None else aware(end, "end")
     return (end - timedelta(hours=1)).replace(day=1, hour=0) if start is None else aware(start, "start"), end
+
+
+def _named(session: Session, rows: Sequence[MarginRow], group_by: CostGrouping) -> list[CostRow]:
+    keys = {row.key for row in rows}
+    owners: dict[str, tuple[str, str]] = {}
+    names: dict[str, str] = {}
+    match group_by:
+        case "tenant":
+            names = tenants.names_of(session, keys)
+        case "plan":
+            names = plans.names_of(session, keys)
+        case "model":
+            names = {key: key for key in keys.intersection(base_models.ids(session))}
+        case "adapter":
+            owners = adapters.owned_names(session, keys)
+            names = {adapter_id: name for adapter_id, (_, name) in owners.items()}
+    tenant_ids = {adapter_id: tenant_id for adapter_id, (tenant_id, _) in owners.items()}
+    tenant_names = tenants.names_of(session, set(tenant_ids.values()))
+    return [
+        CostRow(
+            **msgspec.structs.asdict(row),
+            name=names.get(row.key),
+            tenant_id=tenant_ids.get(row.key),
+            tenant=tenant_names.get(tenant_ids.get(row.key, "")),
+        )
+        for row in rows
+    ]
 
 
 def _function(found: FittedFunction) -> CostFunctionView:

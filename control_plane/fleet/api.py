@@ -8,6 +8,7 @@ from sqlalchemy import Engine
 
 from control_plane.auth.authenticate import Principal
 from control_plane.fleet import drains, service
+from control_plane.fleet.drains import AdapterClasses
 from control_plane.fleet.schemas import DrainRequest, ReplicaView, ResidencyView
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page
@@ -37,6 +38,7 @@ class AdminReplicas(Controller):
         redis: NamedDependency[Redis],
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
+        adapter_classes: NamedDependency[AdapterClasses],
         data: JSONBody[DrainRequest | None] = None,
     ) -> Response[ReplicaView]:
         """Drain a replica: it accepts no new requests and finishes its running ones. The last ready replica that serves
@@ -44,7 +46,9 @@ class AdminReplicas(Controller):
         """
         force = data is not None and data.force
         return idempotent.run(
-            lambda session: drains.drain(session, redis, replica_id, force=force, actor=principal.key_id),
+            lambda session: drains.drain(
+                session, redis, replica_id, adapter_classes=adapter_classes, force=force, actor=principal.key_id
+            ),
             status_code=202,
         )
 

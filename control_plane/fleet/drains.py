@@ -4,7 +4,7 @@ The last ready replica that serves something is drained only by force. Drains ar
 admins cannot drain the last two replicas at once. Fails closed without Redis or Postgres.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from redis import Redis
@@ -14,15 +14,19 @@ from sqlmodel import Session
 from control_plane.audit import service as audit
 from control_plane.fleet import service
 from control_plane.fleet.schemas import ReplicaView
-from control_plane.registry.revisions import rank_classes
 from core import redis_keys
 from core.errors import Conflict, NotFound
 from core.rank_classes import fits
 
+AdapterClasses = Callable[[Session, str], Collection[int]]
+"""The rank classes of a base model that have adapters."""
+
 _LOCK: Final = 7_301_945_131  # any fixed number; held until the decision is committed
 
 
-def drain(session: Session, redis: Redis, replica_id: str, *, force: bool, actor: str) -> ReplicaView:
+def drain(
+    session: Session, redis: Redis, replica_id: str, *, adapter_classes: AdapterClasses, force: bool, actor: str
+) -> ReplicaView:
     """Request that a live replica accept no new requests and finish its running ones. Raises NotFound, and Conflict for
     the last replica that serves something, unless ``force`` is set.
     """
@@ -31,14 +35,12 @@ def drain(session: Session, redis: Redis, replica_id: str, *, force: bool, actor
     replica = _found(alive, replica_id)
     if replica.drain_requested:
         return replica
-    if not force:
-        needed = rank_classes.adapters_by_class(session, replica.base_model)
-        if lost := unserved_without(replica, alive, needed):
-            raise Conflict(
-                f"{replica_id} is the last ready replica for {' and '.join(lost)}. Start another one first, or send "
-                '{"force": true} to drain it all the same.',
-                code="last_ready_replica",
-            )
+    if not force and (lost := unserved_without(replica, alive, adapter_classes(session, replica.base_model))):
+        raise Conflict(
+            f"{replica_id} is the last ready replica for {' and '.join(lost)}. Start another one first, or send "
+            '{"force": true} to drain it all the same.',
+            code="last_ready_replica",
+        )
     audit.record(session, actor=actor, action="replica.drained", target=replica_id, details={"force": force})
     session.flush()  # a drain that cannot be recorded does not happen
     redis.set(redis_keys.replica_drain(replica_id), "1")

@@ -148,6 +148,12 @@ def get_plan(session: Session, plan_id: str) -> PlanView:
     return _view(plan, _in_force(session, plan.id))
 
 
+def names_of(session: Session, plan_ids: Collection[str]) -> dict[str, str]:
+    """The names of these plans, by id."""
+    wanted = select(Plan.id, Plan.name).where(col(Plan.id).in_(plan_ids))
+    return {plan_id: name for plan_id, name in session.exec(wanted)}  # noqa: C416 - dict() does not know row types
+
+
 def list_versions(session: Session, plan_id: str, *, cursor: str | None, limit: int) -> Page[PlanVersionView]:
     """A plan's versions, newest first. Raises NotFound."""
     if session.get(Plan, plan_id) is None:

@@ -1,17 +1,20 @@
 """Routes of tenants: an admin's over all tenants, and a tenant's over itself."""
 
+from typing import Annotated
+
 import msgspec
 from litestar import Controller, Response, get, patch, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, JSONBody, QueryParameter
 from sqlalchemy import Engine
 
 from control_plane.auth.authenticate import Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.tenants import service
-from control_plane.tenants.schemas import Me, NewTenant, TenantPatch, TenantView
+from control_plane.tenants import directory, service
+from control_plane.tenants.directory import TenantSort
+from control_plane.tenants.schemas import ListedTenant, Me, NewTenant, TenantPatch, TenantView
 from core.db import unit_of_work
 
 
@@ -33,11 +36,23 @@ class AdminTenants(Controller):
 
     @get(sync_to_thread=True)
     def list_tenants(
-        self, engine: NamedDependency[Engine], limit: PageLimit = 50, cursor: PageCursor = None
-    ) -> Page[TenantView]:
-        """List all tenants, newest first."""
+        self,
+        engine: NamedDependency[Engine],
+        search: Annotated[
+            str | None,
+            QueryParameter(max_length=200, description="Only tenants with this text in their name or e-mail address."),
+        ] = None,
+        sort: Annotated[
+            TenantSort, QueryParameter(description="`created`: newest first. `cost` and `near_limit`: largest first.")
+        ] = "created",
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[ListedTenant]:
+        """List tenants with what they used, were charged and cost this month. A search compares the text, in any case,
+        with names, legal names and e-mail addresses, and with whole ids.
+        """
         with unit_of_work(engine) as session:
-            return service.list_tenants(session, cursor=cursor, limit=limit)
+            return directory.list_tenants(session, search=search, sort=sort, cursor=cursor, limit=limit)
 
     @get("/{tenant_id:str}", sync_to_thread=True)
     def get_tenant(self, tenant_id: FromPath[str], engine: NamedDependency[Engine]) -> TenantView:

@@ -78,6 +78,21 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
+class MonthOfTenant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant used in the current UTC month, as far as billing has recorded it."""
+
+    tokens: int
+    charged_nanos: int
+    cost_nanos: int
+    limit_used_ppm: int
+
+
+class ListedTenant(TenantView, frozen=True, kw_only=True):
+    """A tenant in a list, with its current month."""
+
+    this_month: MonthOfTenant
+
+
 class Me(msgspec.Struct, frozen=True, kw_only=True):
     """The tenant and the scopes of a key."""
 

@@ -1,7 +1,7 @@
 """Creates and changes tenants, and computes their effective limits. Every change is published and audited."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal, cast
 
 import msgspec
@@ -14,7 +14,6 @@ from billing.subscriptions import assignments
 from billing.usage.queries import charged_before_month
 from billing.views import PriceView
 from control_plane.audit import service as audit
-from control_plane.paging import Page, page_of
 from control_plane.plans import service as plans
 from control_plane.plans.schemas import PlanView
 from control_plane.publishing.outbox import publish_change, publish_changes
@@ -111,17 +110,21 @@ def get(session: Session, tenant_id: str) -> TenantView:
     return _view(tenant, plans.get_plan(session, tenant.plan_id))
 
 
-def list_tenants(session: Session, *, cursor: str | None, limit: int) -> Page[TenantView]:
-    """All tenants, newest first."""
+def require(session: Session, tenant_id: str) -> None:
+    """Raise NotFound for a tenant that does not exist."""
+    _find(session, tenant_id)
+
+
+def viewer(session: Session) -> Callable[[Tenant], TenantView]:
+    """A view of many tenants, which reads each plan once."""
     plan_of = _plans_of(session)
-    return page_of(
-        session,
-        select(Tenant),
-        col(Tenant.id),
-        lambda tenant: _view(tenant, plan_of(tenant.plan_id)),
-        cursor=cursor,
-        limit=limit,
-    )
+    return lambda tenant: _view(tenant, plan_of(tenant.plan_id))
+
+
+def names_of(session: Session, tenant_ids: Collection[str]) -> dict[str, str]:
+    """The names of these tenants, by id."""
+    wanted = select(Tenant.id, Tenant.name).where(col(Tenant.id).in_(tenant_ids))
+    return {tenant_id: name for tenant_id, name in session.exec(wanted)}  # noqa: C416 - dict() does not know row types
 
 
 def lock(session: Session, tenant_id: str) -> TenantView:

@@ -1,11 +1,11 @@
-"""A tenant's routes over its usage and its quota."""
+"""A tenant's routes over its usage and its quota, and an admin's over a tenant's usage."""
 
 from datetime import datetime
 from typing import Annotated
 
 from litestar import Controller, get
 from litestar.di import NamedDependency
-from litestar.params import QueryParameter
+from litestar.params import FromPath, QueryParameter
 from redis import Redis
 from sqlalchemy import Engine
 
@@ -42,6 +42,15 @@ class OwnQuota(Controller):
         return quota.read(redis, tenant_id, limits=limits, adapters=kept)
 
 
+_Start = Annotated[datetime | None, QueryParameter(description="Start, inclusive. Default: one day before `end`.")]
+_End = Annotated[datetime | None, QueryParameter(description="End, exclusive. Default: now.")]
+_Bucket = Annotated[Bucket, QueryParameter(description="Length of one bucket.")]
+_GroupBy = Annotated[GroupBy | None, QueryParameter(description="Split each bucket by this field.")]
+_TimeZone = Annotated[
+    str, QueryParameter(description="IANA time zone of the days of `1d`, such as `America/New_York`.")
+]
+
+
 class OwnUsage(Controller):
     """The usage of the calling tenant."""
 
@@ -55,15 +64,11 @@ class OwnUsage(Controller):
         reports: NamedDependency[Engine],
         principal: NamedDependency[Principal],
         web: NamedDependency[WebSettings],
-        start: Annotated[
-            datetime | None, QueryParameter(description="Start, inclusive. Default: one day before `end`.")
-        ] = None,
-        end: Annotated[datetime | None, QueryParameter(description="End, exclusive. Default: now.")] = None,
-        bucket: Annotated[Bucket, QueryParameter(description="Length of one bucket.")] = "1h",
-        group_by: Annotated[GroupBy | None, QueryParameter(description="Split each bucket by this field.")] = None,
-        time_zone: Annotated[
-            str, QueryParameter(description="IANA time zone of the days of `1d`, such as `America/New_York`.")
-        ] = "UTC",
+        start: _Start = None,
+        end: _End = None,
+        bucket: _Bucket = "1h",
+        group_by: _GroupBy = None,
+        time_zone: _TimeZone = "UTC",
     ) -> UsageView:
         """Get tokens, requests, KV page-seconds and amounts in buckets. Minutes and hours are those of UTC, days those
         of `time_zone`, of 23 to 25 hours where its clock changes.
@@ -72,6 +77,39 @@ class OwnUsage(Controller):
             return service.report(
                 session,
                 tenant_id=principal.own_tenant_id,
+                start=start,
+                end=end or clock.now(),
+                bucket=bucket,
+                group_by=group_by,
+                time_zone=time_zone,
+                days_max=web.usage_days_max,
+            )
+
+
+class TenantUsage(Controller):
+    """The usage of one tenant, for an admin."""
+
+    path = "/tenants/{tenant_id:str}/usage"
+    tags = ("admin: tenants",)
+
+    @get(sync_to_thread=True)
+    def get_tenant_usage(
+        self,
+        tenant_id: FromPath[str],
+        reports: NamedDependency[Engine],
+        web: NamedDependency[WebSettings],
+        start: _Start = None,
+        end: _End = None,
+        bucket: _Bucket = "1h",
+        group_by: _GroupBy = None,
+        time_zone: _TimeZone = "UTC",
+    ) -> UsageView:
+        """Get a tenant's usage as the tenant sees it at `/api/v1/usage`."""
+        with unit_of_work(reports) as session:
+            tenants.require(session, tenant_id)
+            return service.report(
+                session,
+                tenant_id=tenant_id,
                 start=start,
                 end=end or clock.now(),
                 bucket=bucket,

@@ -279,7 +279,7 @@ class ReplicaSettings(
         default=1, gt=0, le=10, description="Pause between two published statuses of the replica."
     )
     store_probe_interval_s: float = Field(
-        default=5, gt=0, le=600, description="Pause between two probes of whether the replica can read the object store."
+        default=5, gt=0, le=600, description="Pause between two probes of whether a replica can read the object store."
     )
     status_ttl_s: float = Field(
         default=5, gt=0, le=60, description="Lifetime of a published status; without a newer one the replica is gone."

@@ -118,7 +118,8 @@ def _replica(replica: ReplicaLook) -> Iterator[Finding]:
         yield Finding(where, "generates no tokens", "its agent replaces the engine; see its log")
     if status.reason:
         what = "cannot load further adapters" if status.state == "ready" else "is not ready"
-        yield Finding(where, f"{what}: {status.reason}", "do what the reason says; a replica reads changed settings when it starts")
+        fix = "do what the reason says; a replica reads changed settings when it starts"
+        yield Finding(where, f"{what}: {status.reason}", fix)
     if isinstance(truth, str):
         yield Finding(where, "its engine does not answer", f"check that {status.url} is reachable from here", truth)
         return

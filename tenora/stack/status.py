@@ -29,7 +29,7 @@ def read_status(settings: StackSettings, *, secrets: bool = False) -> dict[str, 
     except (OSError, ValueError, KeyError):
         return nothing
     replicas = [
-        {field: replica[field] for field in ("id", "url", "base_model", "state")} | {"reason": replica.get("reason", "")}
+        {field: replica.get(field, "") for field in ("id", "url", "base_model", "state", "reason")}
         for replica in stack.replicas()
     ]
     addresses = asdict(stack.addresses)
@@ -58,7 +58,8 @@ def payments_line(status: dict[str, Any]) -> str | None:
 
 def replica_lines(status: dict[str, Any]) -> list[str]:
     """A line for each replica that says what is wrong with it."""
-    return [f"replica {each['id']} is {each['state']}: {each['reason']}" for each in status["replicas"] if each["reason"]]
+    wrong = [each for each in status["replicas"] if each["reason"]]
+    return [f"replica {each['id']} is {each['state']}: {each['reason']}" for each in wrong]
 
 
 def _without_credentials(url: str) -> str:

@@ -26,6 +26,7 @@ from control_plane.registry.schemas import (
     NewAdapter,
 )
 from control_plane.settings import WebSettings
+from control_plane.tenants import service as tenants
 from core.db import unit_of_work
 
 _READ = {"scope": "adapters:read"}
@@ -96,6 +97,26 @@ class Adapters(Controller):
             if data.pinned is not msgspec.UNSET:
                 pins.set_pinned(session, adapter, pinned=data.pinned, actor=principal.key_id)
             return service.get(session, tenant_id=tenant_id, name=name)
+
+
+class TenantAdapters(Controller):
+    """The adapters of one tenant, for an admin."""
+
+    path = "/tenants/{tenant_id:str}/adapters"
+    tags = ("admin: tenants",)
+
+    @get(sync_to_thread=True)
+    def list_tenant_adapters(
+        self,
+        tenant_id: FromPath[str],
+        engine: NamedDependency[Engine],
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[AdapterView]:
+        """List a tenant's adapters, newest first."""
+        with unit_of_work(engine) as session:
+            tenants.require(session, tenant_id)
+            return service.list_adapters(session, tenant_id=tenant_id, cursor=cursor, limit=limit)
 
 
 class Aliases(Controller):

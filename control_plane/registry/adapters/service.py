@@ -115,6 +115,12 @@ def names_of(session: Session, *, tenant_id: str, adapter_ids: AbstractSet[str])
     return {adapter_id: name for adapter_id, name in session.exec(mine)}  # noqa: C416 - dict() does not know row types
 
 
+def owned_names(session: Session, adapter_ids: AbstractSet[str]) -> dict[str, tuple[str, str]]:
+    """The tenant and the name of each of these adapters, including deleted ones, by id."""
+    wanted = select(Adapter.id, Adapter.tenant_id, Adapter.name).where(col(Adapter.id).in_(adapter_ids))
+    return {adapter_id: (tenant_id, name) for adapter_id, tenant_id, name in session.exec(wanted)}
+
+
 def find(session: Session, *, tenant_id: str, name: str, lock: bool = False) -> Adapter:
     """The row of one of the tenant's adapters. Raises NotFound, also for another tenant's adapter."""
     mine = select(Adapter).where(

@@ -59,7 +59,8 @@ def test_every_write_is_in_the_audit_trail_with_the_key_that_asked_for_it(walked
 def test_the_audit_trail_shows_every_write_and_no_secret(walk):
     rows, cursor = [], None
     while cursor is not None or not rows:
-        page = walk.api.admin.get(f"{ADMIN}/audit-events", params={"limit": 200} | ({"cursor": cursor} if cursor else {}))
+        at = {"cursor": cursor} if cursor else {}
+        page = walk.api.admin.get(f"{ADMIN}/audit-events", params=at | {"limit": 200})
         rows, cursor = rows + page.raise_for_status().json()["data"], page.json()["next_cursor"]
     assert {row["action"] for row in rows} >= {action for each in walk.writes for _, action in each.audited}
     shown = {value for each in walk.writes for name in ("key", "secret") if (value := each.body.get(name))}

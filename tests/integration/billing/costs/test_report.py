@@ -178,6 +178,7 @@ def test_tokens_of_a_pool_without_a_rate_are_in_no_break_even_and_the_pool_is_na
     found = reported(costs)
     assert found.models == (before,)
     assert found.unrated_pools == (report.UnratedPool(base_model=BASE, rank_max=64),)
+    assert {row.margin_nanos for row in found.rows} == {row.margin_ppm for row in found.rows} == {None}
 
 
 @pytest.mark.scenario(183)
@@ -229,7 +230,9 @@ def test_a_rate_cannot_change_what_is_shared_out(costs, used):
 def test_the_focus_file_adds_up_and_names_its_method(costs, used):
     with unit_of_work(costs.engine) as session:
         text = "".join(
-            focus.focus_csv(session, start_ms=costs.hour_ms, end_ms=costs.hour_ms + MS_PER_HOUR, issuer="Tenora")
+            focus.focus_csv(
+                session, start_ms=costs.hour_ms, end_ms=costs.hour_ms + MS_PER_HOUR, issuer="Tenora", names={}
+            )
         )
     lines = list(csv.DictReader(io.StringIO(text)))
     assert tuple(lines[0]) == focus.COLUMNS

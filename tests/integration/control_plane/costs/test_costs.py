@@ -4,17 +4,23 @@ import csv
 import io
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from billing.costs.hours import allocate_due
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.settings import CostSettings
 from billing.costs.window_reader import store
+from billing.metering import Meter
+from billing.settings import BillingSettings
+from billing.stream import UsageStream
 from billing.tax import profiles
 from billing.tax.parties import Seller
-from core import clock
+from core import clock, redis_keys
 from core.contracts.costs import CostWindow
+from core.contracts.usage import UsageEvent
 from core.db import unit_of_work
+from core.ids import first_id_of_ms
 
 HOUR = (datetime.now(UTC) - timedelta(hours=3)).replace(minute=0, second=0, microsecond=0)
 BASE = "tiny-instruct"
@@ -33,17 +39,22 @@ def add(api, table: str, body: dict):
     return api.admin.post(f"/api/v1/admin/costs/{table}", json=body)
 
 
+def ran(engine, **changes) -> None:
+    """Store that a replica was there for the first minute of the hour."""
+    start_ms = clock.to_ms(HOUR)
+    window = CostWindow(
+        replica_id="rep_1", boot_id="boot_1", sequence=0, base_model=BASE, rank_max=16, engine="vllm 0.32.0",
+        device="cpu", state="ready", start_ms=start_ms, end_ms=start_ms + 60_000, final=True, **changes,
+    )  # fmt: skip
+    with unit_of_work(engine) as session:
+        store(session, [window])
+
+
 @pytest.fixture
 def idle_minute(api, engine):
     """One replica that was idle for a minute of the hour."""
     add(api, "rates", RATE).raise_for_status()
-    start_ms = clock.to_ms(HOUR)
-    window = CostWindow(
-        replica_id="rep_1", boot_id="boot_1", sequence=0, base_model=BASE, rank_max=16, engine="vllm 0.32.0",
-        device="cpu", state="ready", start_ms=start_ms, end_ms=start_ms + 60_000, final=True,
-    )  # fmt: skip
-    with unit_of_work(engine) as session:
-        store(session, [window])
+    ran(engine)
     assert allocate_due(engine, CostSettings()).hours == 1
 
 
@@ -98,6 +109,51 @@ def test_the_report_adds_up_and_says_what_is_missing(api, idle_minute):
     assert datetime.fromisoformat(found["allocated_until"]) == HOUR + timedelta(hours=1)
     assert datetime.fromisoformat(found["revenue_until"]) == HOUR + timedelta(hours=1)
     assert found["unrated_pools"] == []
+
+
+@pytest.fixture
+def served(api, base, engine, redis):
+    """A tenant whose adapter had one request in the hour, on a replica without a rate."""
+    tenant = api.tenant()
+    adapter = tenant.adapter("router", base)
+    with engine.begin() as connection:
+        version = connection.exec_driver_sql("SELECT id FROM price_versions LIMIT 1").scalar_one()
+    now_ms = clock.to_ms(HOUR) + 20_000
+    usage = UsageEvent(
+        request_id=first_id_of_ms("req", now_ms - 1_000), tenant_id=tenant.id, key_id=tenant.key_id, base_model=BASE,
+        adapter_id=adapter["id"], revision_id=None, replica_id="rep_1", outcome="done", started_at_ms=now_ms - 1_000,
+        settled_at_ms=now_ms, input_tokens=1_000, cached_tokens=0, output_tokens=5, kv_page_ms=0,
+        price_version_id=version,
+    )  # fmt: skip
+    redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(usage)})
+    stream = UsageStream(redis, "tests")
+    stream.ensure_group()
+    Meter(engine, stream, BillingSettings()).process(stream.read(count=1, block_ms=None))
+    return tenant, adapter["id"]
+
+
+def rows_of(api, group_by: str) -> list[dict]:
+    answer = api.admin.get("/api/v1/admin/costs", params=PERIOD | {"group_by": group_by})
+    return answer.raise_for_status().json()["rows"]
+
+
+def test_rows_carry_names_and_no_margin_before_the_replica_has_a_rate(api, served, engine):
+    tenant, adapter_id = served
+    ran(engine, busy_ms=900)
+    of_model = (BASE, None)
+    names = {"tenant": ("Acme", None), "adapter": ("router", "Acme"), "plan": (tenant.plan, None), "model": of_model}
+    for group_by, expected in names.items():
+        (row,) = rows_of(api, group_by)
+        assert ((row["name"], row["tenant"]), row["margin_nanos"], row["margin_ppm"]) == (expected, None, None)
+    add(api, "rates", RATE).raise_for_status()
+    assert allocate_due(engine, CostSettings()).hours == 1
+    (row,) = rows_of(api, "adapter")
+    assert (row["key"], row["tenant_id"]) == (adapter_id, tenant.id)
+    assert row["margin_nanos"] == row["revenue_nanos"] - row["cost_nanos"] < row["revenue_nanos"]
+    answer = api.admin.get("/api/v1/admin/costs/focus.csv", params=PERIOD)
+    lines = csv.DictReader(io.StringIO(answer.text))
+    named = {line["AllocatedResourceId"]: line["AllocatedResourceName"] for line in lines}
+    assert named == {adapter_id: "router", "": ""}
 
 
 def test_the_focus_file_is_csv_with_the_hours_rows(api, idle_minute):

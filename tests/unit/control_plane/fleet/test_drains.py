@@ -1,4 +1,4 @@
-"""What a replica's drain would take away: a base model without another ready replica, adapters whose rank none loads."""
+"""What a drain takes away: a base model without another ready replica, and adapters whose rank no other one loads."""
 
 import pytest
 

@@ -4,14 +4,15 @@ from datetime import datetime
 from typing import Final
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, case, or_
+from sqlalchemy import and_, case, or_
+from sqlalchemy.sql.elements import SQLCoreOperations
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from billing.periods import aware
 from control_plane.api_keys.models import ApiKey
 from control_plane.audit.models import AuditEvent
-from control_plane.audit.schemas import AuditEventView
+from control_plane.audit_trail.schemas import AuditEventView
 from control_plane.paging import Page, page_of
 from core.errors import InvalidRequest
 
@@ -60,7 +61,7 @@ def list_own(
     return page_of(session, mine, col(AuditEvent.id), view, cursor=cursor, limit=limit)
 
 
-def _rows(wanted: AuditFilter, *, actor: ColumnElement[str]) -> SelectOfScalar[AuditEvent]:
+def _rows(wanted: AuditFilter, *, actor: SQLCoreOperations[str]) -> SelectOfScalar[AuditEvent]:
     rows = select(AuditEvent)
     if wanted.actor is not None:
         rows = rows.where(actor == wanted.actor)

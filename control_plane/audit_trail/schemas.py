@@ -1,4 +1,4 @@
-"""Wire types of the audit room."""
+"""Wire types of the audit trail, as it is read."""
 
 from datetime import datetime
 from typing import Any

@@ -8,9 +8,9 @@ from litestar.di import NamedDependency
 from litestar.params import QueryParameter
 from sqlalchemy import Engine
 
-from control_plane.audit import reading
-from control_plane.audit.reading import AuditFilter
-from control_plane.audit.schemas import AuditEventView
+from control_plane.audit_trail import service
+from control_plane.audit_trail.schemas import AuditEventView
+from control_plane.audit_trail.service import AuditFilter
 from control_plane.auth.authenticate import Principal
 from control_plane.paging import Page, PageCursor, PageLimit
 from core.db import unit_of_work
@@ -20,7 +20,7 @@ _Actor = Annotated[
 ]
 _Action = Annotated[
     str | None,
-    QueryParameter(max_length=200, description="Only this action, such as `api_key.revoked`; `api_key` is all of them."),
+    QueryParameter(max_length=200, description="Only this action, such as `api_key.revoked`, or all of `api_key`."),
 ]
 _Target = Annotated[str | None, QueryParameter(max_length=200, description="Only actions on the object with this id.")]
 _Start = Annotated[datetime | None, QueryParameter(description="Start, inclusive, with an offset.")]
@@ -34,7 +34,7 @@ class AdminAuditEvents(Controller):
     tags = ("admin: audit",)
 
     @get(sync_to_thread=True)
-    def list_audit_events(
+    def list_audit_events(  # noqa: PLR0913, PLR0917 - the query parameters
         self,
         engine: NamedDependency[Engine],
         actor: _Actor = None,
@@ -51,7 +51,7 @@ class AdminAuditEvents(Controller):
         """List the audit trail, newest first. It holds every change since the oldest row that was not archived."""
         wanted = AuditFilter(actor=actor, action=action, target=target, start=start, end=end)
         with unit_of_work(engine) as session:
-            return reading.list_all(session, wanted, tenant_id=tenant_id, cursor=cursor, limit=limit)
+            return service.list_all(session, wanted, tenant_id=tenant_id, cursor=cursor, limit=limit)
 
 
 class OwnAuditEvents(Controller):
@@ -62,7 +62,7 @@ class OwnAuditEvents(Controller):
     opt = {"scope": "audit:read", "while_suspended": True}  # noqa: RUF012 - Litestar's own attribute, copied by it
 
     @get(sync_to_thread=True)
-    def list_own_audit_events(
+    def list_own_audit_events(  # noqa: PLR0913, PLR0917 - the query parameters
         self,
         engine: NamedDependency[Engine],
         principal: NamedDependency[Principal],
@@ -77,4 +77,4 @@ class OwnAuditEvents(Controller):
         """List the audit trail of the tenant, newest first. What an admin did has the actor `admin` and no details."""
         wanted = AuditFilter(actor=actor, action=action, target=target, start=start, end=end)
         with unit_of_work(engine) as session:
-            return reading.list_own(session, wanted, tenant_id=principal.own_tenant_id, cursor=cursor, limit=limit)
+            return service.list_own(session, wanted, tenant_id=principal.own_tenant_id, cursor=cursor, limit=limit)
