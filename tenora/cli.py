@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.console import Console
 
+from tenora.base_models.command import base_models
 from tenora.command_line import CommandLine, json_option, show, wants_json
 from tenora.settings import StackSettings
 from tenora.stack import daemon
@@ -190,6 +191,9 @@ def delete_adapter(access: _Access, name: str, *, yes: bool) -> None:
         command.delete_adapter(client, name, console)
 
     _with_client(access, delete)
+
+
+main.add_command(base_models)
 
 
 @main.command()

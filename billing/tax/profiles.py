@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
@@ -48,7 +49,7 @@ def read_buyer(session: Session, tenant_id: str) -> Buyer | None:
 def tenants_with(text: str) -> sa.Select[tuple[str]]:
     """A query of the tenants whose current legal name or e-mail address contains the text, in any case."""
     tenant_id, version = col(BillingProfileVersion.tenant_id), col(BillingProfileVersion.version)
-    newest = sa.select(tenant_id, col(BillingProfileVersion.details)).distinct(tenant_id)
+    newest = sa.select(tenant_id, col(BillingProfileVersion.details)).ext(distinct_on(tenant_id))
     current = newest.order_by(tenant_id, version.desc()).subquery().c
     fields = [current.details[name].astext for name in ("legal_name", "email")]
     return sa.select(current.tenant_id).where(sa.or_(*(field.icontains(text, autoescape=True) for field in fields)))

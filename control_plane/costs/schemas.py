@@ -92,7 +92,7 @@ class ModelEconomicsView(msgspec.Struct, frozen=True, kw_only=True):
     flagged_hours: int
 
 
-class CostRow(MarginRow, frozen=True, kw_only=True):
+class NamedMarginRow(MarginRow, frozen=True, kw_only=True):
     """A row with the name of what it is of; null where it is of nothing that has one. An adapter's also has its tenant,
     because adapters of two tenants may have the same name.
     """
@@ -115,6 +115,6 @@ class CostReportView(msgspec.Struct, frozen=True, kw_only=True):
     group_by: CostGrouping
     total_nanos: int
     revenue_nanos: int
-    rows: list[CostRow]
+    rows: list[NamedMarginRow]
     platform: dict[str, int]
     models: list[ModelEconomicsView]

@@ -18,8 +18,8 @@ from control_plane.audit import service as audit
 from control_plane.costs.schemas import (
     CostFunctionView,
     CostReportView,
-    CostRow,
     ModelEconomicsView,
+    NamedMarginRow,
     NewOutsidePrice,
     NewPoolRate,
     SavingView,
@@ -118,7 +118,7 @@ def period(start: datetime | None, end: datetime | None) -> tuple[datetime, date
     return (end - timedelta(hours=1)).replace(day=1, hour=0) if start is None else aware(start, "start"), end
 
 
-def _named(session: Session, rows: Sequence[MarginRow], group_by: CostGrouping) -> list[CostRow]:
+def _named(session: Session, rows: Sequence[MarginRow], group_by: CostGrouping) -> list[NamedMarginRow]:
     keys = {row.key for row in rows}
     owners: dict[str, tuple[str, str]] = {}
     names: dict[str, str] = {}
@@ -135,7 +135,7 @@ def _named(session: Session, rows: Sequence[MarginRow], group_by: CostGrouping) 
     tenant_ids = {adapter_id: tenant_id for adapter_id, (tenant_id, _) in owners.items()}
     tenant_names = tenants.names_of(session, set(tenant_ids.values()))
     return [
-        CostRow(
+        NamedMarginRow(
             **msgspec.structs.asdict(row),
             name=names.get(row.key),
             tenant_id=tenant_ids.get(row.key),

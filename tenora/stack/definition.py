@@ -289,9 +289,8 @@ class Stack:
 
     def _replica(self) -> Program:
         metrics_port = self._ports["replica_metrics"]
-        environment = self._environment_of("replica") | {
+        environment = self.replica_environment() | {
             "TENORA_METRICS_PORT": str(metrics_port),
-            "TENORA_S3_ENDPOINT": self._s3_read().url,
             "TENORA_REPLICA_ID": REPLICA_ID,
             "TENORA_BASE_MODEL": MODEL_ID,
             "TENORA_MODEL_PATH": str(self.checkpoint),
@@ -307,6 +306,10 @@ class Stack:
             ready_s=300,
             stop_s=45,
         )
+
+    def replica_environment(self) -> dict[str, str]:
+        """What all replicas of this stack share, with their secrets."""
+        return self._environment_of("replica") | {"TENORA_S3_ENDPOINT": self._s3_read().url}
 
     def replicas(self) -> list[dict[str, object]]:
         """The published status of every live replica."""

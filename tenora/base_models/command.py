@@ -1,0 +1,140 @@
+"""`tenora base-models`: register a base model from its checkpoint's folder, and list the registered ones."""
+
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from tenora.command_line import json_option, show
+from tenora.settings import StackSettings
+from tenora.stack import daemon
+from tenora.stack.status import running_stack
+
+_RANKS: Final = ("1", "8", "16", "32", "64", "128", "256", "320", "512")  # what vLLM 0.32 allows (``MaxLoRARanks``)
+_REPLICA_NAME: Final = re.compile(r"[^a-z0-9]+")
+
+
+@click.group()
+@click.option("--key", envvar="TENORA_ADMIN_KEY", help="An admin key; by default that of this machine's platform.")
+@click.option("--control-url", envvar="TENORA_CONTROL_URL", help="The control plane; by default this machine's.")
+@click.pass_context
+def base_models(context: click.Context, *, key: str | None, control_url: str | None) -> None:
+    """Register base models and list them, as an admin."""
+    context.obj = (key, control_url)
+
+
+@base_models.command("list")
+@json_option
+@click.pass_obj
+def list_base_models(access: tuple[str | None, str | None]) -> None:
+    """List the registered base models."""
+
+    def read(client: Any) -> None:  # a ControlPlaneClient, imported late
+        found = client.pages("/api/v1/admin/base-models")
+        lines = [f"{each['id']}  {each['hub_name']}  context {each['context_tokens']}" for each in found]
+        show({"data": found}, lambda: click.echo("\n".join(lines)))
+
+    _with_client(access, read)
+
+
+@base_models.command("add")
+@click.argument("folder", type=click.Path(exists=True, path_type=Path))
+@click.option("--id", "model_id", required=True, help="Id that callers use: lower-case letters, digits and . _ -")
+@click.option("--hub-name", help="Its name on the Hub, ORG/MODEL, which adapters name; by default as config.json says.")
+@click.option("--context-tokens", type=click.IntRange(64), help="Longest prompt plus output that its replicas serve.")
+@click.option("--rank-max", type=click.Choice(_RANKS), help="Largest LoRA rank that its replicas serve.")
+@json_option
+@click.pass_obj
+def add_base_model(
+    access: tuple[str | None, str | None],
+    folder: Path,
+    *,
+    model_id: str,
+    hub_name: str | None,
+    context_tokens: int | None,
+    rank_max: str | None,
+) -> None:
+    """Check the checkpoint in FOLDER and register it as a base model. The same command again changes nothing."""
+    import msgspec
+
+    from data_plane.engine.settings import ReplicaSettings
+    from tenora.base_models.checkpoint import read_checkpoint
+
+    defaults = ReplicaSettings.model_fields
+    context = context_tokens or int(defaults["engine_context_tokens"].default)
+    rank = int(rank_max or defaults["engine_rank_max"].default)
+    try:
+        spec = read_checkpoint(folder, model_id=model_id, hub_name=hub_name)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    if context_tokens is not None and context_tokens > spec.context_tokens:
+        raise click.ClickException(f"--context-tokens: the model was trained for at most {spec.context_tokens}")
+    served = msgspec.structs.replace(
+        spec, context_tokens=min(spec.context_tokens, context), rank_max=rank, rank_classes=(rank,)
+    )
+
+    def register(client: Any) -> None:  # a ControlPlaneClient, imported late
+        made = client.call("POST", "/api/v1/admin/base-models", msgspec.to_builtins(served)).json()
+        own = {
+            "TENORA_REPLICA_ID": f"rep_{_REPLICA_NAME.sub('_', model_id)[:36]}",
+            "TENORA_BASE_MODEL": model_id,
+            "TENORA_MODEL_PATH": str(folder.absolute()),
+            "TENORA_ENGINE_CONTEXT_TOKENS": str(served.context_tokens),
+            "TENORA_ENGINE_RANK_MAX": str(rank),
+            "TENORA_ENGINE_PORT": str(_free_port()),
+        }
+        facts = f"registered {model_id} ({made['hub_name']}): context {served.context_tokens}, rank up to {rank}"
+        following = _next_step(own)
+        show(made | {"replica": own}, lambda: click.echo(f"{facts}\nNext, start a replica that serves it, {following}"))
+
+    _with_client(access, register)
+
+
+def _next_step(own: dict[str, str]) -> str:
+    """How to start a replica with these settings: on this machine one command, which reads the rest from a file."""
+    settings, start = StackSettings(), f"{sys.executable} -m data_plane replica"
+    if not daemon.is_up(settings):
+        lines = "".join(f"{name}={shlex.quote(value)} \\\n" for name, value in own.items())
+        return f"with the other settings of docs/how-to/run-in-production.md:\n\n{lines}{start}"
+    file = settings.root / "replicas" / f"{own['TENORA_REPLICA_ID']}.env"
+    file.parent.mkdir(exist_ok=True)
+    file.touch(mode=0o600)
+    shared = running_stack(settings).replica_environment()
+    file.write_text("".join(f"{name}={shlex.quote(value)}\n" for name, value in (shared | own).items()))
+    return f"in another terminal:\n\n(set -a; . {shlex.quote(str(file))}; exec {start})"
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _with_client(access: tuple[str | None, str | None], work: Callable[[Any], None]) -> None:
+    """Run ``work`` with a client of the named or of this machine's control plane; a refusal is shown as its message."""
+    from tenora.control_client import ControlPlaneClient, ControlPlaneError  # httpx would slow other commands down
+
+    key, control_url = access
+    settings = StackSettings()
+    if control_url is None:
+        if not daemon.is_up(settings):
+            raise click.ClickException(
+                f"nothing runs under {settings.root}; start it with: tenora up --detach, or use --control-url"
+            )
+        stack = running_stack(settings)
+        control_url, key = stack.addresses.control_url, key or stack.admin_key_file.read_text().strip()
+    if not key:
+        raise click.ClickException("no admin key; set TENORA_ADMIN_KEY")
+    client = ControlPlaneClient(control_url, key)
+    try:
+        work(client)
+    except ControlPlaneError as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        client.close()

@@ -1,0 +1,76 @@
+"""`tenora base-models` against the real control plane."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from tenora.cli import main
+from tests.fixtures.control_plane.api import control_settings, running_api
+from tests.unit.adapters.test_base_model_spec import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def api(module_postgres_settings, redis_server, s3_settings):
+    from core.settings import RedisSettings
+
+    settings = control_settings(module_postgres_settings, RedisSettings(redis_url=redis_server), s3_settings)
+    with running_api(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def run(api, tmp_path, monkeypatch):
+    monkeypatch.setenv("TENORA_HOME", str(tmp_path / "nothing-runs-here"))
+
+    def call(*arguments: object, url: bool = True):
+        access = ("--control-url", api.url, "--key", api.admin_secret) if url else ()
+        return CliRunner().invoke(main, ["base-models", *access, *map(str, arguments)])
+
+    return call
+
+
+def test_a_folder_is_registered_once_and_the_next_step_starts_its_replica(api, run, tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    (folder / "config.json").write_text(
+        json.dumps({"max_position_embeddings": 4096, "vocab_size": 259, "_name_or_path": "acme/tiny"})
+    )
+    for _ in range(2):
+        added = run("add", folder, "--id", "tiny-one", "--rank-max", "8")
+        assert added.exit_code == 0, added.output
+        assert "registered tiny-one (acme/tiny): context 2048, rank up to 8" in added.output
+    for setting in ("REPLICA_ID=rep_tiny_one", "BASE_MODEL=tiny-one", f"MODEL_PATH={folder}", "ENGINE_RANK_MAX=8"):
+        assert f"TENORA_{setting} " in added.output
+    assert "-m data_plane replica" in added.output
+    assert "tiny-one  acme/tiny  context 2048" in run("list").output
+    other = run("add", folder, "--id", "tiny-one", "--hub-name", "acme/other")
+    assert (other.exit_code, "Choose a new id" in other.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--id", "Tiny One"), "id: use lower-case letters"),
+        (("--id", "t", "--hub-name", "/weights"), "--hub-name: '/weights' is no name on the Hub"),
+        (("--id", "t", "--context-tokens", "9999"), "at most 2048"),
+        (("--id", "t", "--rank-max", "12"), "--rank-max"),
+    ],
+)
+def test_a_wrong_option_is_named(run, tmp_path, arguments, said):
+    refused = run("add", write_checkpoint(tmp_path / "model"), *arguments)
+    assert (refused.exit_code != 0, said in refused.output) == (True, True), refused.output
+
+
+def test_an_incomplete_folder_is_refused_with_all_that_it_lacks(run, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", template_in="nowhere")
+    (folder / "tokenizer.json").unlink()
+    refused = run("add", folder, "--id", "tiny-two")
+    assert refused.exit_code == 1
+    assert "tokenizer.json is missing" in refused.output
+    assert "the chat template is missing" in refused.output
+
+
+def test_without_a_platform_or_a_key_the_fix_is_named(run, api):
+    assert "tenora up --detach, or use --control-url" in run("list", url=False).output
+    keyless = CliRunner().invoke(main, ["base-models", "--control-url", api.url, "list"], env={"TENORA_ADMIN_KEY": ""})
+    assert "set TENORA_ADMIN_KEY" in keyless.output
