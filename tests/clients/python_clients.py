@@ -44,7 +44,14 @@ def litellm(url: str, key: str) -> dict:
     chunks = list(stream)
     theirs = {"model": f"anthropic/{MODEL}", "api_base": url.removesuffix("/v1"), "api_key": key}
     message = litellm.completion(messages=said, max_tokens=64, **theirs)
+    overflows = 0
+    for api in (ours, theirs):
+        try:
+            litellm.completion(messages=said, max_tokens=1_000_000, **api)
+        except litellm.ContextWindowExceededError:
+            overflows += 1
     return {
+        "overflows": overflows,
         "text": whole.choices[0].message.content,
         "usage": whole.usage.prompt_tokens,
         "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
@@ -53,6 +60,7 @@ def litellm(url: str, key: str) -> dict:
 
 
 def langchain(url: str, key: str) -> dict:
+    from langchain_core.exceptions import ContextOverflowError
     from langchain_core.tools import tool
     from langchain_openai import ChatOpenAI
 
@@ -62,6 +70,11 @@ def langchain(url: str, key: str) -> dict:
         return f"sunny in {city}"
 
     model = ChatOpenAI(model=MODEL, base_url=url, api_key=key, max_tokens=64)
+    overflow = ""
+    try:
+        model.invoke("hi", max_tokens=1_000_000)
+    except ContextOverflowError as error:
+        overflow = error.code
     answer = model.invoke([("system", "Be brief."), ("human", "hi")])
     streamed = "".join(chunk.content for chunk in model.stream("hi"))
     bound = model.bind_tools([get_weather])
@@ -75,6 +88,7 @@ def langchain(url: str, key: str) -> dict:
         "calls": [{"name": each["name"], "args": each["args"]} for each in call.tool_calls],
         "result": result.content,
         "then": said.content,
+        "overflow": overflow,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from core.errors import InvalidRequest
 from data_plane.gateway.api.fields import invalid, members, text
-from data_plane.gateway.api.openai_messages import PARTS_MAX, TOOL_CALLS_MAX
+from data_plane.gateway.api.openai_messages import CALL_ID_CHARS_MAX, NAME_CHARS_MAX, PARTS_MAX, TOOL_CALLS_MAX
 
 _BLOCK_MARKS: Final = frozenset({"type", "cache_control", "caller", "citations", "is_error", "parsed_output"})
 """Members of any block that have no effect: prefixes are cached without marks, and there are no citations."""
@@ -143,7 +143,7 @@ def _joined(texts: list[str]) -> str:
 
 def _tool_result(where: str, block: dict[str, Any]) -> dict[str, Any]:
     given = members(where, block, "tool_use_id", "content", passed=_BLOCK_MARKS)
-    name = text(f"{where}.tool_use_id", given.get("tool_use_id"), chars_max=128, empty=False)
+    name = text(f"{where}.tool_use_id", given.get("tool_use_id"), chars_max=CALL_ID_CHARS_MAX, empty=False)
     return {"role": "tool", "content": _texts(f"{where}.content", given.get("content", "")), "tool_call_id": name}
 
 
@@ -153,10 +153,10 @@ def _tool_use(where: str, block: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise invalid(f"{where}.input", "an object")
     return {
-        "id": text(f"{where}.id", given.get("id"), chars_max=128, empty=False),
+        "id": text(f"{where}.id", given.get("id"), chars_max=CALL_ID_CHARS_MAX, empty=False),
         "type": "function",
         "function": {
-            "name": text(f"{where}.name", given.get("name"), chars_max=128, empty=False),
+            "name": text(f"{where}.name", given.get("name"), chars_max=NAME_CHARS_MAX, empty=False),
             "arguments": text(f"{where}.input", json.dumps(arguments, ensure_ascii=False)),
         },
     }

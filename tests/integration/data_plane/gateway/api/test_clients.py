@@ -43,6 +43,7 @@ def test_instructor_gets_its_models_by_tool_and_by_schema(tenant):
 @pytest.mark.clients("bin/python")
 def test_litellm_gets_whole_and_streamed_answers(tenant):
     output = python_client(tenant, "litellm")
+    assert output["overflows"] == 2, "its fallbacks for long contexts run, through either API"
     assert [output["text"], output["streamed"], output["message"]] == answers(tenant)
     assert output["usage"] == tenant.events()[0].input_tokens
 
@@ -54,6 +55,7 @@ def test_langchain_calls_tools_and_continues(tenant):
     assert (output["text"], output["streamed"], output["then"]) == (whole, streamed, then)
     assert output["calls"] == [{"name": "get_weather", "args": {"city": "amber"}}]
     assert output["result"] == "sunny in amber"
+    assert output["overflow"] == "context_length_exceeded"
     assert output["usage"] == tenant.events()[0].input_tokens
 
 
