@@ -26,6 +26,7 @@ from billing.stripe_objects import (
     StripePage,
     StripePayment,
     StripeRefund,
+    WentBack,
     reference,
 )
 from billing.stripe_settings import StripeSettings
@@ -279,10 +280,8 @@ class StripeAccount:
         """The payment intents that paid an invoice; a refund names one of them."""
         with _mapped_errors():
             page = self._api.invoice_payments.list({"invoice": invoice_id, "status": "paid", "limit": _PAGE})
-            intents = [
-                reference(each.payment.payment_intent) for each in page.data if each.payment.type == "payment_intent"
-            ]
-            return [intent for intent in intents if intent is not None]
+            paid = (each.payment for each in page.data if each.payment.type == "payment_intent")
+            return [intent for each in paid if (intent := reference(each.payment_intent)) is not None]
 
     # Money back.
 
@@ -300,10 +299,12 @@ class StripeAccount:
         with _mapped_errors():
             return StripeDispute.read(self._api.disputes.retrieve(dispute_id))
 
-    def find_refund(self, payment_intent: str, *, our_id: str) -> StripeRefund | None:
+    def went_back(self, payment_intent: str) -> WentBack:
+        """All refunds of a payment, the oldest first, and its disputes."""
         with _mapped_errors():
-            page = self._api.refunds.list({"payment_intent": payment_intent, "limit": _PAGE})
-            return self._found(page.auto_paging_iter(), our_id, StripeRefund.read)
+            refunds = self._api.refunds.list({"payment_intent": payment_intent, "limit": _PAGE}).auto_paging_iter()
+            disputes = self._api.disputes.list({"payment_intent": payment_intent, "limit": _PAGE}).auto_paging_iter()
+            return WentBack.read(at_most(refunds, self._most), at_most(disputes, self._most))
 
     def create_credit_note(
         self,

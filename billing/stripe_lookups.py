@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from billing.stripe_errors import StripeLookupInconclusive
-from billing.stripe_objects import our_id_of
+from billing.stripe_objects import StripeRefund, WentBack, our_id_of
 
 _Given = TypeVar("_Given")
 _Value = TypeVar("_Value")
@@ -23,6 +23,14 @@ def with_our_id(listed: Iterable[_Given], our_id: str, read: Callable[[_Given], 
         ids = ", ".join(str(getattr(each, "id", "")) for each in found[:5])
         raise StripeLookupInconclusive(f"{our_id} stands in the metadata of several objects at Stripe: {ids}")
     return read(found[0]) if found else None
+
+
+def our_refund(found: WentBack, our_id: str) -> StripeRefund | None:
+    """The one refund that carries our id. Raises StripeLookupInconclusive."""
+    ours = [each for each in found.refunds if each.our_id == our_id]
+    if len(ours) > 1:
+        raise StripeLookupInconclusive(f"{our_id} stands in the metadata of {len(ours)} refunds at Stripe")
+    return ours[0] if ours else None
 
 
 def at_most(listed: Iterable[_Given], most: int) -> Iterator[_Given]:

@@ -4,8 +4,9 @@ Amounts are integer cents of ``currency``. ``our_id`` is the id that billing wro
 read from the SDK's object of the same kind, which is ``Any`` here; the contract tests read every one of them.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
@@ -185,6 +186,18 @@ class StripeDispute(_Object, frozen=True, kw_only=True):
             payment_intent=reference(given.payment_intent),
             reason=given.reason,
         )
+
+
+class WentBack(NamedTuple):
+    """What went back of one payment, as Stripe says now."""
+
+    refunds: tuple[StripeRefund, ...] = ()
+    disputes: tuple[StripeDispute, ...] = ()
+
+    @classmethod
+    def read(cls, refunds: Iterable[Any], disputes: Iterable[Any]) -> Self:
+        """Both lists in Stripe's order, the newest first."""
+        return cls(tuple(map(StripeRefund.read, refunds))[::-1], tuple(map(StripeDispute.read, disputes))[::-1])
 
 
 class StripeCreditNote(_Object, frozen=True, kw_only=True):

@@ -162,11 +162,7 @@ def take_back(session: Session, *, tenant_id: str, reference: str, amount_cents:
     """Take unspent paid credit out of the lot that ``reference`` granted, because its payment went back. Returns the
     cents that are missing because they are spent, or because there is no such lot. The caller takes it back once.
     """
-    hold_subscriptions(session, [tenant_id])
-    wanted = select(CreditLot.id).where(
-        CreditLot.tenant_id == tenant_id, CreditLot.reference == reference, CreditLot.kind == "paid"
-    )
-    lot_id = session.exec(wanted).first()
+    lot_id = _paid_lot(session, tenant_id, reference)
     if lot_id is None:
         return amount_cents
     state, credit = _held(session, tenant_id, lot_id)
@@ -174,6 +170,14 @@ def take_back(session: Session, *, tenant_id: str, reference: str, amount_cents:
     if taken_cents > 0:
         move(session, state, "refund", -cents_to_nanos(taken_cents))
     return amount_cents - taken_cents
+
+
+def refunded_cents(session: Session, *, tenant_id: str, reference: str) -> int:
+    """What refunds have taken out of the lot that ``reference`` granted. It stays so until the transaction ends."""
+    lot_id = _paid_lot(session, tenant_id, reference)
+    if lot_id is None:
+        return 0
+    return read_lot(session, tenant_id=tenant_id, lot_id=lot_id).refunded_nanos // NANOS_PER_CENT
 
 
 def get_lot(session: Session, *, tenant_id: str, lot_id: str) -> LotView:
@@ -199,6 +203,14 @@ def page_of_entries(session: Session, tenant_id: str, *, after: str | None, limi
         .limit(limit)
     )
     return [CreditEntryView(**entry.model_dump()) for entry in session.exec(statement)]
+
+
+def _paid_lot(session: Session, tenant_id: str, reference: str) -> str | None:
+    hold_subscriptions(session, [tenant_id])
+    wanted = select(CreditLot.id).where(
+        CreditLot.tenant_id == tenant_id, CreditLot.reference == reference, CreditLot.kind == "paid"
+    )
+    return session.exec(wanted).first()
 
 
 def _held(session: Session, tenant_id: str, lot_id: str) -> tuple[LotState, OpenCredit]:

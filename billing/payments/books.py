@@ -31,3 +31,6 @@ class Books(Protocol):
 
     def take_back_top_up(self, session: Session, *, tenant_id: str, amount_cents: int, reference: str) -> int:
         """Take paid credit out again for money that went back; at most what is unspent. Returns the missing cents."""
+
+    def refunded_top_up_cents(self, session: Session, *, tenant_id: str, reference: str) -> int:
+        """What refunds have taken out of paid credit, which nothing else changes before the transaction ends."""

@@ -17,7 +17,7 @@ from billing.payments.books import Books
 from billing.payments.collecting import read_payments
 from billing.payments.models import PaymentQueue, PushedInvoice, StripeEventRow
 from billing.payments.queue import Clock
-from billing.payments.returned_payments import check_refund, record_dispute
+from billing.payments.returned_payments import book_returns
 from billing.payments.settings import PaymentSettings
 from billing.payments.settlement import (
     leave_page,
@@ -30,7 +30,7 @@ from billing.stripe_client import API_VERSION, StripeAccount
 from billing.stripe_errors import StripeObjectNotFound
 from billing.stripe_objects import StripeEvent
 from core.db import database_now, unit_of_work
-from core.errors import AppError
+from core.errors import AppError, Conflict
 
 Apply = Callable[[Session], str | None]
 _log = structlog.get_logger()
@@ -123,11 +123,9 @@ class EventHandler:
             case "payment_method" | "customer":
                 return self._card(row.customer, saved=False)
             case "refund":
-                refund = account.refund_of_id(object_id)
-                return lambda session: check_refund(session, books, refund)
+                return self._returns(account.refund_of_id(object_id).payment_intent)
             case "dispute":
-                dispute = account.dispute(object_id)
-                return lambda session: record_dispute(session, books, dispute)
+                return self._returns(account.dispute(object_id).payment_intent)
             case "test_helpers.test_clock":
                 return _clock_moved(object_id, account.clock_time(object_id))
         return _no_effect(f"an event of this type about a {row.object_kind} is not known")
@@ -140,6 +138,21 @@ class EventHandler:
             row = session.get(PushedInvoice, found.our_id) if found.our_id and note is None else None
             if row is not None and found.status in ("void", "uncollectible"):
                 note_end_at_stripe(session, row, found)
+            return note
+
+        return apply
+
+    def _returns(self, payment_intent: str | None) -> Apply:
+        """Everything that went back of the payment. Its own event may come later: a top-up is credited first."""
+        if payment_intent is None:
+            return _no_effect("it is about no payment intent")
+        payment, found = self._account.payment(payment_intent), self._account.went_back(payment_intent)
+
+        def apply(session: Session) -> str | None:
+            settle_top_up(session, self._books, payment)
+            note = book_returns(session, self._books, payment_intent, found)
+            if note is not None and tenant_of(session, payment.customer) is not None:
+                raise Conflict(f"{payment_intent} of our customer {payment.customer} is not booked yet.")
             return note
 
         return apply

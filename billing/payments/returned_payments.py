@@ -1,8 +1,12 @@
 """Books money of payments that went back by refunds and disputes, or came to us again: each object of Stripe's once,
 however often and in whatever order it is reported.
+
+One rule for all of it. What goes back first carries out what our books have returned already, by a refund of credit or
+a credit note. The rest is taken out of the unspent credit that the payment bought. What no credit covers is bad debt.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, func, select
@@ -11,211 +15,37 @@ from billing.locks import serialize_decision
 from billing.models import LedgerTransfer
 from billing.payments.alarms import raise_alarm
 from billing.payments.books import Books
-from billing.payments.models import PaymentOperation, PaymentStep, ReceivedPayment, ReturnedPayment
+from billing.payments.models import PaymentOperation, ReceivedPayment, ReturnedPayment
 from billing.payments.operations import top_up_reference
 from billing.payments.pushed_invoices import invoices_at
-from billing.stripe_objects import StripeDispute, StripeRefund
+from billing.stripe_objects import StripeDispute, StripeRefund, WentBack
 from core.db import database_now
-from core.errors import Conflict
 
-_FAILED = ("failed", "canceled")  # of a refund
-_RETURNED = "returned:"
-"""The step of a cancelled operation that names a refund at Stripe which carried it out nevertheless."""
-
-
-def record_refund(session: Session, books: Books, refund: StripeRefund) -> None:
-    """Note a refund that an operation made, and book it back if it failed."""
-    assert refund.payment_intent is not None, "we refund payment intents"
-    serialize_decision(session, _going_back(refund.payment_intent))
-    _returned(session, refund.id, refund.payment_intent, refund.amount_cents)
-    check_refund(session, books, refund)
+_FAILED: Final = ("failed", "canceled")  # of a refund
+_INQUIRIES: Final = ("warning_needs_response", "warning_under_review")  # of a dispute
+_WON: Final = ("won", "prevented", "warning_closed")
 
 
-def check_refund(session: Session, books: Books, refund: StripeRefund) -> str | None:
-    """Book a refund that failed or that we did not make, with an alarm. Returns why nothing was done. Raises Conflict
-    for a refund that failed before the operation that made it has ended.
-    """
-    payment = session.get(ReceivedPayment, refund.payment_intent) if refund.payment_intent else None
+def book_returns(session: Session, books: Books, payment_intent: str, found: WentBack) -> str | None:
+    """Book what Stripe says went back of a payment. Returns why nothing was done."""
+    payment = session.get(ReceivedPayment, payment_intent)
     if payment is None:
-        return "the refund is of no payment of ours"
-    serialize_decision(session, _going_back(payment.payment_intent))
-    if _is_new(session, refund.id):
-        if refund.our_id is not None:
-            _record_of_cancelled(session, payment, refund)
-        elif refund.status not in _FAILED:
-            _book_by_hand(session, books, payment, refund)
-    if refund.status in _FAILED and not _is_new(session, refund.id) and _is_new(session, f"{refund.id}:failed"):
-        _book_failed(session, books, payment, refund)
+        return f"{payment_intent} is no payment of ours"
+    _hold(session, payment)
+    for refund in found.refunds:
+        _book_refund(session, books, payment, refund)
+    for dispute in found.disputes:
+        _book_dispute(session, books, payment, dispute)
     return None
 
 
-def _record_of_cancelled(session: Session, payment: ReceivedPayment, refund: StripeRefund) -> None:
-    """A refund is recorded by the operation that made it, and here if that one was cancelled meanwhile. What follows
-    from a refund that failed waits until the operation has ended.
-    """
-    made_by = session.exec(
-        select(PaymentOperation)
-        .join(PaymentStep, col(PaymentStep.operation_id) == PaymentOperation.id)
-        .where(PaymentStep.name == f"refund:{refund.our_id}", PaymentOperation.tenant_id == payment.tenant_id)
-    ).first()
-    if made_by is not None and made_by.state == "cancelled":
-        _carry_out(session, made_by.id, payment, refund)
-    elif made_by is not None and made_by.state == "pending" and refund.status in _FAILED:
-        raise Conflict(f"{refund.id} is {refund.status}, and {made_by.id}, which made it, has not ended.")
-
-
-def _book_by_hand(session: Session, books: Books, payment: ReceivedPayment, refund: StripeRefund) -> None:
-    """Money that a cancelled operation of ours should have returned is in the books already; all other is bad debt."""
-    intent, cents = payment.payment_intent, refund.amount_cents
-    cancelled = _cancelled_refund(session, payment, cents)
-    if cancelled is not None:
-        _carry_out(session, cancelled, payment, refund)
-        return
-    _returned(session, refund.id, intent, cents, cents, books.write_off(session, amount_cents=cents))
-    raise_alarm(
-        session,
-        kind="refund_by_hand",
-        tenant_id=payment.tenant_id,
-        message=f"{refund.id} over {cents} cents was made at Stripe; it is booked as bad debt. Refund through "
-        "credit notes or credits.",
-        dedupe_key=f"refund_by_hand:{refund.id}",
-    )
-
-
-def _cancelled_refund(session: Session, payment: ReceivedPayment, cents: int) -> str | None:
-    """A cancelled operation that should have returned this amount of the payment, and of which nothing was returned."""
-    content = col(PaymentOperation.content)
-    of_payment = content["payment_intent"].as_string() == payment.payment_intent
-    if payment.stripe_invoice is not None:
-        invoice_ids = invoices_at(session, payment.stripe_invoice)
-        of_payment = content["invoice_id"].as_string().in_(invoice_ids) & (content["to"].as_string() == "refund")
-    name = col(PaymentStep.name)
-    returned = select(PaymentStep.operation_id).where(
-        PaymentStep.operation_id == PaymentOperation.id,
-        col(PaymentStep.object_id).is_not(None),
-        name.startswith(_RETURNED, autoescape=True) | name.startswith("refund:", autoescape=True),
-    )
-    return session.exec(
-        select(PaymentOperation.id)
-        .where(
-            PaymentOperation.tenant_id == payment.tenant_id,
-            PaymentOperation.state == "cancelled",
-            col(PaymentOperation.kind).in_(("refund_top_up", "push_credit_note")),
-            of_payment,
-            content["amount_cents"].as_integer() == cents,
-            ~returned.exists(),
-        )
-        .order_by(col(PaymentOperation.position))
-        .limit(1)
-    ).first()
-
-
-def _carry_out(session: Session, operation_id: str, payment: ReceivedPayment, refund: StripeRefund) -> None:
-    now, name = database_now(session), f"{_RETURNED}{refund.id}"
-    session.add(
-        PaymentStep(
-            operation_id=operation_id,
-            name=name,
-            idempotency_key=f"{operation_id}:{name}",
-            key_since=now,
-            started_at=now,
-            finished_at=now,
-            object_id=refund.id,
-        )
-    )
-    _returned(session, refund.id, payment.payment_intent, refund.amount_cents)
-
-
-def _book_failed(session: Session, books: Books, payment: ReceivedPayment, refund: StripeRefund) -> None:
-    """Money of a refund that failed is with us again. What was bad debt is none; all other goes to the balance."""
-    made = session.get(ReturnedPayment, refund.id)
-    cents, was_lost = refund.amount_cents, made is not None and made.booked_cents > 0
-    _come_back(session, books, payment, f"{refund.id}:failed", cents, was_lost=was_lost)
-    where = "it is no bad debt any more" if was_lost else "it is on the tenant's balance"
-    raise_alarm(
-        session,
-        kind="refund_failed",
-        tenant_id=payment.tenant_id,
-        message=f"{refund.id} over {cents} cents is {refund.status}: the money is with us again, and {where}.",
-        dedupe_key=f"refund_failed:{refund.id}",
-    )
-
-
-def _come_back(
-    session: Session, books: Books, payment: ReceivedPayment, name: str, cents: int, *, was_lost: bool
-) -> None:
-    """Book money that is with us again: what was bad debt is none, all other goes to the tenant's balance."""
-    booked = (
-        books.write_off(session, amount_cents=-cents)
-        if was_lost
-        else books.return_to_balance(session, tenant_id=payment.tenant_id, amount_cents=cents)
-    )
-    _returned(session, name, payment.payment_intent, -cents, -cents, booked)
-
-
-def record_dispute(session: Session, books: Books, dispute: StripeDispute) -> str | None:
-    """A dispute takes credit back as soon as it is opened, and money goes back once only: what was refunded before is
-    not taken again. What no unspent credit covers is bad debt. Money of a dispute that is won is with us again.
-    """
-    payment = session.get(ReceivedPayment, dispute.payment_intent) if dispute.payment_intent else None
+def returnable_cents(session: Session, books: Books, payment_intent: str) -> tuple[int, int]:
+    """How much the books have returned of a payment and Stripe has not, and how much Stripe still has of it."""
+    payment = session.get(ReceivedPayment, payment_intent)
     if payment is None:
-        return "the dispute is about no payment of ours"
-    serialize_decision(session, _going_back(payment.payment_intent))
-    if dispute.status in ("warning_needs_response", "warning_under_review"):
-        raise_alarm(
-            session,
-            kind="dispute",
-            tenant_id=payment.tenant_id,
-            message=f"{dispute.id} ({dispute.reason}) asks about {payment.payment_intent}: no money went back.",
-            dedupe_key=f"inquiry:{dispute.id}",
-        )
-        return None
-    if dispute.status in ("won", "prevented", "warning_closed"):
-        _end_dispute(session, books, payment, dispute)
-        return None
-    if not _is_new(session, dispute.id):
-        return None
-    gone_cents = returned_cents(session, payment.payment_intent) + _queued_cents(session, payment.payment_intent)
-    taken_cents = max(0, min(dispute.amount_cents, payment.amount_cents - gone_cents))
-    missing_cents = taken_cents
-    if payment.top_up_id is not None and taken_cents:
-        missing_cents = books.take_back_top_up(
-            session,
-            tenant_id=payment.tenant_id,
-            amount_cents=taken_cents,
-            reference=top_up_reference(payment.payment_intent),
-        )
-    booked = books.write_off(session, amount_cents=missing_cents) if missing_cents else None
-    _returned(session, dispute.id, payment.payment_intent, taken_cents, missing_cents, booked)
-    raise_alarm(
-        session,
-        kind="dispute",
-        tenant_id=payment.tenant_id,
-        message=f"{dispute.id} ({dispute.reason}) disputes {dispute.amount_cents} cents of {payment.payment_intent}: "
-        f"{taken_cents} cents go back, {missing_cents} cents of them are not covered by unspent credit and bad debt.",
-        dedupe_key=f"dispute:{dispute.id}",
-    )
-    return None
-
-
-def _end_dispute(session: Session, books: Books, payment: ReceivedPayment, dispute: StripeDispute) -> None:
-    """Book what a dispute took as come back: what was bad debt is none, what was credit goes to the balance."""
-    taken = session.get(ReturnedPayment, dispute.id)
-    for part, cents in (
-        () if taken is None else (("lost", taken.booked_cents), ("credit", taken.amount_cents - taken.booked_cents))
-    ):
-        name = f"{dispute.id}:won:{part}"
-        if cents and _is_new(session, name):
-            _come_back(session, books, payment, name, cents, was_lost=part == "lost")
-    if taken is not None:
-        raise_alarm(
-            session,
-            kind="dispute_won",
-            tenant_id=payment.tenant_id,
-            message=f"{dispute.id} ended as {dispute.status}: {taken.amount_cents} cents are with us again. "
-            f"{taken.amount_cents - taken.booked_cents} cents of them, which were credit, are on the tenant's balance.",
-            dedupe_key=f"dispute_won:{dispute.id}",
-        )
+        return 0, 0
+    _hold(session, payment)
+    return _owed_cents(session, books, payment), payment.amount_cents - _gone_cents(session, payment_intent)
 
 
 def lost_cents(session: Session, payment_intents: Iterable[str]) -> int:
@@ -231,7 +61,116 @@ def lost_cents(session: Session, payment_intents: Iterable[str]) -> int:
     return int(total)
 
 
-def returned_cents(session: Session, payment_intent: str) -> int:
+def _book_refund(session: Session, books: Books, payment: ReceivedPayment, refund: StripeRefund) -> None:
+    has_failed = refund.status in _FAILED
+    if _is_new(session, refund.id):
+        if has_failed and refund.our_id is None:
+            return  # nothing went back, and nothing was booked
+        _go_back(session, books, payment, refund.id, refund.amount_cents, kind="refund_by_hand")
+    if has_failed:
+        _come_back(session, books, payment, refund.id, kind="refund_failed", how=f"is {refund.status}")
+
+
+def _book_dispute(session: Session, books: Books, payment: ReceivedPayment, dispute: StripeDispute) -> None:
+    """A dispute takes money as soon as it is opened; what was refunded before is not taken again. Money of a dispute
+    that is won is with us again.
+    """
+    if dispute.status in _INQUIRIES:
+        raise_alarm(
+            session,
+            kind="dispute",
+            tenant_id=payment.tenant_id,
+            message=f"{dispute.id} ({dispute.reason}) asks about {payment.payment_intent}: no money went back.",
+            dedupe_key=f"inquiry:{dispute.id}",
+        )
+    elif dispute.status in _WON:
+        _come_back(session, books, payment, dispute.id, kind="dispute_won", how=f"ended as {dispute.status}")
+    elif _is_new(session, dispute.id):
+        left_cents = payment.amount_cents - _gone_cents(session, payment.payment_intent)
+        _go_back(session, books, payment, dispute.id, max(0, min(dispute.amount_cents, left_cents)), kind="dispute")
+
+
+def _go_back(
+    session: Session, books: Books, payment: ReceivedPayment, stripe_object: str, cents: int, *, kind: str
+) -> None:
+    """Book what went back. An alarm says where it came from, except for a refund that the books have decided."""
+    covered_cents = min(cents, _owed_cents(session, books, payment))
+    lost = cents - covered_cents
+    if payment.top_up_id is not None and lost:
+        reference = top_up_reference(payment.payment_intent)
+        lost = books.take_back_top_up(session, tenant_id=payment.tenant_id, amount_cents=lost, reference=reference)
+    taken_cents = cents - covered_cents - lost
+    booked = books.write_off(session, amount_cents=lost) if lost else None
+    _write(session, stripe_object, payment.payment_intent, cents, lost, booked)
+    if kind == "dispute" or covered_cents < cents:
+        raise_alarm(
+            session,
+            kind=kind,
+            tenant_id=payment.tenant_id,
+            message=f"{stripe_object} returns {cents} cents of {payment.payment_intent}: {covered_cents} cents were "
+            f"refunded in our books before, {taken_cents} cents are taken out of unspent credit, and {lost} cents are "
+            "bad debt. Refund through credit notes or credits.",
+            dedupe_key=f"{kind}:{stripe_object}",
+        )
+
+
+def _come_back(
+    session: Session, books: Books, payment: ReceivedPayment, stripe_object: str, *, kind: str, how: str
+) -> None:
+    """Book money that is with us again: what was bad debt is none, all other goes to the tenant's balance."""
+    made = session.get(ReturnedPayment, stripe_object)
+    if made is None:
+        return
+    lost, other = made.booked_cents, made.amount_cents - made.booked_cents
+    if lost and _is_new(session, name := f"{stripe_object}:back:lost"):
+        booked = books.write_off(session, amount_cents=-lost)
+        _write(session, name, payment.payment_intent, -lost, -lost, booked)
+    if other and _is_new(session, name := f"{stripe_object}:back:balance"):
+        booked = books.return_to_balance(session, tenant_id=payment.tenant_id, amount_cents=other)
+        _write(session, name, payment.payment_intent, -other, -other, booked)
+    raise_alarm(
+        session,
+        kind=kind,
+        tenant_id=payment.tenant_id,
+        message=f"{stripe_object} {how}: {made.amount_cents} cents are with us again. {lost} cents of them are no bad "
+        f"debt any more, and {other} cents are on the tenant's balance.",
+        dedupe_key=f"{kind}:{stripe_object}",
+    )
+
+
+def _owed_cents(session: Session, books: Books, payment: ReceivedPayment) -> int:
+    """What the books have returned of a payment, or of all payments of its invoice at Stripe, and Stripe has not."""
+    went_back = select(func.coalesce(func.sum(ReturnedPayment.amount_cents - ReturnedPayment.booked_cents), 0))
+    if payment.top_up_id is not None:
+        decided = books.refunded_top_up_cents(
+            session, tenant_id=payment.tenant_id, reference=top_up_reference(payment.payment_intent)
+        )
+        went_back = went_back.where(ReturnedPayment.payment_intent == payment.payment_intent)
+    else:
+        decided = _noted_cents(session, payment)
+        went_back = went_back.join(
+            ReceivedPayment, col(ReceivedPayment.payment_intent) == ReturnedPayment.payment_intent
+        ).where(ReceivedPayment.stripe_invoice == payment.stripe_invoice)
+    return max(0, decided - int(session.exec(went_back).one()))
+
+
+def _noted_cents(session: Session, payment: ReceivedPayment) -> int:
+    """What credit notes refund of the invoices that the payment paid, without what an admin returns by hand."""
+    assert payment.stripe_invoice is not None, "a payment is of a top-up or of an invoice"
+    content, result = col(PaymentOperation.content), col(PaymentOperation.result)
+    cents = content["amount_cents"].as_integer() - func.coalesce(result["by_hand_cents"].as_integer(), 0)
+    total = session.exec(
+        select(func.coalesce(func.sum(cents), 0)).where(
+            PaymentOperation.tenant_id == payment.tenant_id,
+            PaymentOperation.kind == "push_credit_note",
+            content["to"].as_string() == "refund",
+            content["invoice_id"].as_string().in_(invoices_at(session, payment.stripe_invoice)),
+        )
+    ).one()
+    return int(total)
+
+
+def _gone_cents(session: Session, payment_intent: str) -> int:
     """What went back of a payment."""
     total = session.exec(
         select(func.coalesce(func.sum(ReturnedPayment.amount_cents), 0)).where(
@@ -241,42 +180,16 @@ def returned_cents(session: Session, payment_intent: str) -> int:
     return int(total)
 
 
-def _queued_cents(session: Session, payment_intent: str) -> int:
-    """What is about to go back: its credit was taken out when the refund was queued."""
-    amounts = session.exec(
-        select(col(PaymentOperation.content)["amount_cents"].as_integer()).where(
-            PaymentOperation.kind == "refund_top_up",
-            PaymentOperation.state == "pending",
-            col(PaymentOperation.content)["payment_intent"].as_string() == payment_intent,
-        )
-    )
-    return sum(amounts)
+def _hold(session: Session, payment: ReceivedPayment) -> None:
+    serialize_decision(session, f"what goes back of {payment.stripe_invoice or payment.payment_intent}")
 
 
-def _going_back(payment_intent: str) -> str:
-    return f"what goes back of {payment_intent}"
-
-
-def _returned(
-    session: Session,
-    stripe_object: str,
-    payment_intent: str,
-    amount_cents: int,
-    booked_cents: int = 0,
-    transfer_id: str | None = None,
+def _write(
+    session: Session, stripe_object: str, payment_intent: str, cents: int, booked_cents: int, transfer_id: str | None
 ) -> None:
-    session.execute(
-        insert(ReturnedPayment)
-        .values(
-            stripe_object=stripe_object,
-            payment_intent=payment_intent,
-            amount_cents=amount_cents,
-            booked_cents=booked_cents,
-            transfer_id=transfer_id,
-            created_at=database_now(session),
-        )
-        .on_conflict_do_nothing(index_elements=["stripe_object"])
-    )
+    row = {"stripe_object": stripe_object, "payment_intent": payment_intent, "amount_cents": cents}
+    booked = {"booked_cents": booked_cents, "transfer_id": transfer_id, "created_at": database_now(session)}
+    session.execute(insert(ReturnedPayment).values(**row, **booked))
 
 
 def _is_new(session: Session, stripe_object: str) -> bool:

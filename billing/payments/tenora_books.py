@@ -9,8 +9,11 @@ from billing.invoices.events import lock_invoices
 from billing.invoices.queries import read_invoice
 from billing.ledger import AccountRef, Leg, Posting, TransferKind
 from billing.limits import terms
+from billing.payments import outbox, returned_payments
+from billing.payments.operations import RefundTopUp
+from core.errors import Unprocessable
 from core.ids import new_id
-from core.money import cents_to_nanos
+from core.money import cents_to_nanos, format_usd
 
 
 class TenoraBooks:
@@ -56,6 +59,27 @@ class TenoraBooks:
         missing_cents = lots.take_back(session, tenant_id=tenant_id, reference=reference, amount_cents=amount_cents)
         terms.credit_changed(session, tenant_id, to_publish=True)
         return missing_cents
+
+    def refunded_top_up_cents(self, session: Session, *, tenant_id: str, reference: str) -> int:
+        """What refunds have taken out of credit, held until the transaction ends."""
+        return lots.refunded_cents(session, tenant_id=tenant_id, reference=reference)
+
+
+def refund_bought(session: Session, *, tenant_id: str, payment_intent: str, amount_cents: int) -> None:
+    """Queue the return of money whose credit this transaction has taken out. Raises Unprocessable above what Stripe
+    still has of the payment.
+    """
+    owed_cents, there_cents = returned_payments.returnable_cents(session, TenoraBooks(), payment_intent)
+    if owed_cents > there_cents:
+        left_nanos = cents_to_nanos(max(0, amount_cents - owed_cents + there_cents))
+        raise Unprocessable(
+            f"amount_nanos is {cents_to_nanos(amount_cents)}; Stripe can return {format_usd(left_nanos)} of this "
+            "payment, because the rest went back before. Refund at most that.",
+            code="refund_exceeds_payment",
+            param="amount_nanos",
+        )
+    refund = RefundTopUp(refund_id=new_id("adj"), payment_intent=payment_intent, amount_cents=amount_cents)
+    outbox.enqueue(session, tenant_id, refund)
 
 
 def _post(session: Session, kind: TransferKind, account: AccountRef, nanos: int) -> str:

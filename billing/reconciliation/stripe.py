@@ -51,50 +51,53 @@ SELECT payment_intent, r.tenant_id, coalesce(r.amount_cents, 0) AS expected, coa
 FROM received_payments r FULL JOIN sums b USING (payment_intent)
 WHERE coalesce(r.amount_cents, 0) <> coalesce(b.cents, 0) ORDER BY payment_intent
 """)
-# What went back of each purchase of credit, or is about to, and what was taken out of the credit for it.
+# What was taken out of each purchase of credit, and what went back of it. The amount of a refund that waits, that an
+# admin has cancelled, or that Stripe did not have, is taken out before it goes back.
 _RETURNED_CREDIT: Final = sa.text("""
-WITH gone AS (
-    SELECT payment_intent, amount_cents - booked_cents AS cents FROM returned_payments
-    UNION ALL
-    SELECT o.content ->> 'payment_intent', (o.content ->> 'amount_cents')::bigint - (
-        SELECT coalesce(sum(r.amount_cents), 0) FROM returned_payments r
-        WHERE o.state = 'cancelled'
-            AND r.stripe_object IN (SELECT s.object_id FROM payment_steps s WHERE s.operation_id = o.id))
-    FROM payment_operations o WHERE o.kind = 'refund_top_up' AND o.state IN ('pending', 'cancelled')
-), returned AS (
-    SELECT p.payment_intent, p.tenant_id, coalesce(sum(g.cents), 0) AS cents
-    FROM received_payments p LEFT JOIN gone g USING (payment_intent)
+WITH returned AS (
+    SELECT p.payment_intent, p.tenant_id, coalesce(sum(r.amount_cents - r.booked_cents), 0) AS cents
+    FROM received_payments p LEFT JOIN returned_payments r USING (payment_intent)
     WHERE p.top_up_id IS NOT NULL GROUP BY 1, 2
+), waiting AS (
+    SELECT content ->> 'payment_intent' AS payment_intent, sum(CASE state
+        WHEN 'done' THEN coalesce((result ->> 'by_hand_cents')::bigint, 0)
+        ELSE (content ->> 'amount_cents')::bigint END) AS cents
+    FROM payment_operations WHERE kind = 'refund_top_up' GROUP BY 1
 ), taken AS (
     SELECT split_part(l.reference, ':', 2) AS payment_intent, -sum(e.amount_nanos) / :cent AS cents
     FROM credit_lots l JOIN credit_entries e ON e.lot_id = l.id AND e.kind IN ('refund', 'void')
     WHERE l.kind = 'paid' AND l.reference LIKE 'stripe:%' GROUP BY 1
+), compared AS (
+    SELECT payment_intent, tenant_id, found, greatest(gone, least(found, gone + waits)) AS expected
+    FROM (
+        SELECT payment_intent, r.tenant_id, coalesce(t.cents, 0) AS found, coalesce(r.cents, 0) AS gone,
+            coalesce(w.cents, 0) AS waits
+        FROM returned r FULL JOIN taken t USING (payment_intent) LEFT JOIN waiting w USING (payment_intent)
+    ) sums
 )
-SELECT payment_intent, r.tenant_id, coalesce(r.cents, 0)::bigint AS expected, coalesce(t.cents, 0)::bigint AS found
-FROM returned r FULL JOIN taken t USING (payment_intent)
-WHERE coalesce(r.cents, 0) <> coalesce(t.cents, 0) ORDER BY payment_intent
+SELECT payment_intent, tenant_id, expected::bigint, found::bigint FROM compared
+WHERE expected <> found ORDER BY payment_intent
 """)
-# What credit notes refund, and what went back of the payments of invoices, or is about to. The part of a note that was
-# not paid at Stripe is returned by hand, as are notes of which an admin has cancelled the refund; those may be refunded
-# at Stripe by hand, too.
+# What went back of the payments of invoices, and what credit notes refund: surely by operations that are done, perhaps
+# by others. The part of a note that Stripe did not have is returned by hand.
 _RETURNED_OF_INVOICES: Final = sa.text("""
 WITH returned AS (
     SELECT p.tenant_id, sum(r.amount_cents - r.booked_cents) AS cents
     FROM returned_payments r JOIN received_payments p USING (payment_intent)
     WHERE p.stripe_invoice IS NOT NULL GROUP BY 1
 ), noted AS (
-    SELECT n.tenant_id, sum(CASE o.state
-        WHEN 'done' THEN n.refund_cents - coalesce((o.result ->> 'by_hand_cents')::bigint, 0)
-        WHEN 'cancelled' THEN (SELECT coalesce(sum(b.amount_cents), 0) FROM returned_payments b
-            WHERE b.stripe_object IN (SELECT s.object_id FROM payment_steps s WHERE s.operation_id = o.id))
-        ELSE 0 END) AS cents
+    SELECT n.tenant_id, sum(n.refund_cents) FILTER (WHERE o.id IS NOT NULL) AS most, sum(
+        CASE o.state WHEN 'done' THEN n.refund_cents - coalesce((o.result ->> 'by_hand_cents')::bigint, 0) ELSE 0 END
+    ) AS least
     FROM credit_notes n LEFT JOIN payment_operations o
         ON o.tenant_id = n.tenant_id AND o.dedupe_key = 'note:' || n.id || '\\:refund'
     WHERE n.refund_cents > 0 GROUP BY 1
+), compared AS (
+    SELECT tenant_id, coalesce(r.cents, 0) AS expected,
+        greatest(coalesce(n.least, 0), least(coalesce(r.cents, 0), coalesce(n.most, 0))) AS found
+    FROM returned r FULL JOIN noted n USING (tenant_id)
 )
-SELECT tenant_id, coalesce(r.cents, 0)::bigint AS expected, coalesce(n.cents, 0)::bigint AS found
-FROM returned r FULL JOIN noted n USING (tenant_id)
-WHERE coalesce(r.cents, 0) <> coalesce(n.cents, 0) ORDER BY tenant_id
+SELECT tenant_id, expected::bigint, found::bigint FROM compared WHERE expected <> found ORDER BY tenant_id
 """)
 
 

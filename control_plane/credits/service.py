@@ -7,8 +7,8 @@ from sqlmodel import Session
 from billing.credits import balance, lots
 from billing.credits.views import CreditEntryView, LotView
 from billing.limits import terms
-from billing.payments import outbox
-from billing.payments.operations import RefundTopUp, bought_with
+from billing.payments.operations import bought_with
+from billing.payments.tenora_books import refund_bought
 from control_plane.audit import service as audit
 from control_plane.credits.schemas import NewCredit, OwnCredit
 from control_plane.paging import Page, decode_cursor, encode_cursor
@@ -53,9 +53,12 @@ def refund(session: Session, tenant_id: str, lot_id: str, amount_nanos: int, *, 
     tenants.get(session, tenant_id)
     lot = lots.refund_unspent(session, tenant_id=tenant_id, lot_id=lot_id, amount_nanos=amount_nanos)
     if (payment_intent := bought_with(lot.reference)) is not None:
-        cents = amount_nanos // NANOS_PER_CENT
-        refund = RefundTopUp(refund_id=new_id("adj"), payment_intent=payment_intent, amount_cents=cents)
-        outbox.enqueue(session, tenant_id, refund)
+        refund_bought(
+            session,
+            tenant_id=tenant_id,
+            payment_intent=payment_intent,
+            amount_cents=amount_nanos // NANOS_PER_CENT,
+        )
     _changed(session, lot, "refunded", actor=actor, amount_nanos=amount_nanos)
     return lot
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from billing.payments import event_handling, event_store, resuming
-from billing.payments.operations import ChargeTopUp, OpenSetupPage, OpenTopUpPage, RefundTopUp
+from billing.payments.operations import ChargeTopUp, OpenSetupPage, OpenTopUpPage
 from billing.stripe_objects import StripeEvent
 from core.db import database_now, unit_of_work
 from core.ids import new_id
@@ -217,24 +217,6 @@ def test_what_is_paid_too_much_is_flagged(stage):
         {"amount_cents": 12_000, "surplus_cents": 2_000}
     ]
     assert stage.alarms() == ["overpaid"]
-
-
-@pytest.mark.scenario(82)
-def test_a_top_up_that_is_refunded_and_then_disputed_goes_back_once(stage):
-    tenant = stage.tenant(card=None)
-    _, page = top_up_page(stage, tenant)
-    stage.simulator.control("POST", f"checkout/{page}", {"card": "4242424242424242"})
-    stage.receive()
-    (charge,) = stage.sdk.v1.charges.list({"customer": stage.customer(tenant)}).data
-    refund = RefundTopUp(refund_id=new_id("adj"), payment_intent=charge.payment_intent, amount_cents=1_000)
-    stage.enqueue(tenant, refund)  # the credit of the refund was taken out by its caller
-    assert stage.work() == ["done"]
-    stage.simulator.control("POST", "disputes", {"charge": charge.id})
-    stage.receive()
-    assert sorted(credit(stage, tenant)) == [-1_500, 2_500]
-    assert "dispute" in stage.alarms()
-    stage.receive()
-    assert sorted(credit(stage, tenant)) == [-1_500, 2_500]
 
 
 def test_a_saved_card_becomes_the_default(stage):

@@ -6,13 +6,17 @@ from datetime import datetime, timedelta
 import msgspec
 import pytest
 
+from billing.credits import lots
+from billing.payments.operations import ChargeTopUp, bought_with
+from billing.payments.tenora_books import refund_bought
 from billing.reconciliation import runs
 from billing.reconciliation.engine_usage import store_reports
 from core import clock, redis_keys
 from core.contracts.engine_usage import EndedRequest, EngineUsageHour, EngineUsageReport
 from core.contracts.usage import UsageEvent
 from core.db import unit_of_work
-from core.ids import first_id_of_ms
+from core.ids import first_id_of_ms, new_id
+from core.money import NANOS_PER_CENT, cents_to_nanos
 
 MODEL = "smollm2-135m-instruct"
 LIMITS = runs.RunLimits(settle=timedelta(0), differences_max=1_000)
@@ -65,3 +69,53 @@ class Reconciled:
 @pytest.fixture
 def reconciled(stage) -> Reconciled:
     return Reconciled(stage)
+
+
+class Cash:
+    """Money of one account, and what a reconciliation says about it."""
+
+    def __init__(self, collected, reconciled) -> None:
+        self.stage, self.payments, self.collected = collected.stage, collected.payments, collected
+        self.reconciled = reconciled
+
+    def differs(self) -> list[tuple[str, str, int]]:
+        found = self.reconciled.run(full=True).differences
+        assert [each for each in found if each.kind not in ("stripe", "engine_ledger")] == []
+        return [(each.subject.split(": ")[1], each.unit, each.unexplained) for each in found if each.kind == "stripe"]
+
+    def handle(self) -> None:
+        """The queue and the events, with a look before, between and after."""
+        assert self.differs() == []
+        self.payments.work()
+        assert self.differs() == []
+        self.payments.receive()
+        assert self.differs() == []
+
+    def cents(self) -> int:
+        return self.collected.balance("cash") // NANOS_PER_CENT
+
+    def top_up(self, tenant: str, cents: int = 2_500):
+        self.payments.enqueue(tenant, ChargeTopUp(top_up_id=new_id("top"), amount_cents=cents))
+        self.handle()
+        with unit_of_work(self.stage.engine) as session:
+            return lots.page_of_lots(session, tenant, after=None, limit=1)[0]
+
+    def refund_credit(self, lot, cents: int) -> None:
+        """As an admin does."""
+        with unit_of_work(self.stage.engine) as session:
+            lots.refund_unspent(session, tenant_id=lot.tenant_id, lot_id=lot.id, amount_nanos=cents_to_nanos(cents))
+            intent = bought_with(lot.reference)
+            refund_bought(session, tenant_id=lot.tenant_id, payment_intent=intent, amount_cents=cents)
+
+    def charge_of(self, tenant: str):
+        return self.payments.sdk.v1.charges.list({"customer": self.payments.customer(tenant)}).data[0]
+
+    def at_stripe(self, tenant: str) -> int:
+        """What Stripe has of the tenant's money."""
+        charges = self.payments.sdk.v1.charges.list({"customer": self.payments.customer(tenant)}).data
+        return sum(each.amount - each.amount_refunded for each in charges if each.paid)
+
+
+@pytest.fixture
+def cash(collected, reconciled):
+    return Cash(collected, reconciled)
