@@ -18,10 +18,10 @@ from billing.notifications.delivery_queue import fail_pending
 from billing.notifications.event_types import ENDPOINT_CONFIRMATION, ENDPOINT_TEST
 from billing.notifications.models import Notification, NotificationEndpoint
 from billing.notifications.outbox import notify
-from billing.notifications.settings import is_mailbox
 from billing.notifications.signing_secrets import SecretBox
 from billing.notifications.views import EndpointKind, EndpointSecret, EndpointStatus, EndpointView
 from core.db import database_now
+from core.email_addresses import require_email
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound, TooManyRequests
 from core.ids import new_id
 
@@ -48,12 +48,8 @@ def create(
     """Add an endpoint: an active webhook, or an e-mail address that must be confirmed. The caller has locked the
     tenant, so that no two requests create the last one. Raises Conflict, Forbidden and InvalidRequest.
     """
-    if kind == "email" and not is_mailbox(address):
-        raise InvalidRequest(
-            "address: this is no plain e-mail address. Write one such as owner@example.com, without a name.",
-            code="invalid_email_address",
-            param="address",
-        )
+    if kind == "email":
+        require_email(address, param="address")
     mine = _of(tenant_id)
     if session.exec(mine.where(NotificationEndpoint.kind == kind, NotificationEndpoint.address == address)).first():
         raise Conflict(

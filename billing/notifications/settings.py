@@ -1,25 +1,16 @@
 """The settings of notifications: those that the control plane and the billing worker share, and those of delivery."""
 
-import re
 from typing import Final, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from core.email_addresses import email_problem
 from core.settings import DeploymentSettings, Fragment
 
 DATA_BYTES_MAX: Final = 16_384  # of one notification's data as JSON
 PENDING_PER_ENDPOINT_MAX: Final = 10_000  # further deliveries are recorded as failed, and can be replayed
 REPLAY_MAX: Final = 1_000  # deliveries that one call queues again
 ADDRESS_LENGTH_MAX: Final = 2_048
-_MAILBOX: Final = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-
-
-def is_mailbox(text: str) -> bool:
-    """Whether the text is a plain e-mail address: ASCII, without a display name, comment or quoted part (RFC 5321)."""
-    local, _, domain = text.rpartition("@")
-    dotted = local.startswith(".") or local.endswith(".") or ".." in text
-    labels = all(0 < len(label) <= 63 and label[0] != "-" != label[-1] for label in domain.split("."))
-    return bool(_MAILBOX.fullmatch(text)) and len(text) <= 254 and not dotted and labels
 
 
 class NotificationSettings(DeploymentSettings):
@@ -67,8 +58,8 @@ class NotificationSettings(DeploymentSettings):
     @field_validator("notifications_email_from")
     @classmethod
     def _mailbox(cls, given: str | None) -> str | None:
-        if given and not is_mailbox(given):
-            raise ValueError(f"{given!r} is no e-mail address: write a plain one, such as billing@example.com")
+        if given and (problem := email_problem(given)) is not None:
+            raise ValueError(f"{given!r} is no e-mail address: {problem}. Write one such as billing@example.com")
         return given or None
 
     @model_validator(mode="after")

@@ -5,13 +5,19 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from core.countries import COUNTRIES
+
 Country = Annotated[
     str,
-    msgspec.Meta(pattern="^[A-Z]{2}(?!\n)$", description="Country as two capital letters (ISO 3166-1), such as DE."),
+    msgspec.Meta(
+        max_length=100,
+        description="Country as two capital letters (ISO 3166-1), such as DE.",
+        extra_json_schema={"enum": sorted(COUNTRIES)},
+    ),
 ]
 PrintedText = Annotated[str, msgspec.Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*(?!\n)$")]
 VatId = Annotated[str, msgspec.Meta(max_length=20, pattern="^[A-Za-z0-9 .+*-]*(?!\n)$")]
-Email = Annotated[str, msgspec.Meta(max_length=254, pattern=r"^[^@\s\x00-\x1f\x7f]+@[^@\s\x00-\x1f\x7f]+(?!\n)$")]
+Email = Annotated[str, msgspec.Meta(max_length=254, extra_json_schema={"format": "email"})]
 TaxMode = Literal["none", "fixed"]
 
 

@@ -15,7 +15,9 @@ from billing.models import Instant
 from billing.tax.models import BillingProfileVersion, SellerVersion
 from billing.tax.parties import Buyer, Parties, Seller
 from billing.tax.vat_ids import checked_vat_id
+from core.countries import require_country
 from core.db import database_now
+from core.email_addresses import require_email
 from core.errors import InvalidRequest
 
 P = TypeVar("P", Seller, Buyer)
@@ -73,9 +75,11 @@ def _party(details: Mapping[str, Any] | None, kind: type[P]) -> P | None:
 
 
 def set_seller(session: Session, seller: Seller) -> Seller:
-    """Set the operator's details for later invoices. Raises InvalidRequest for an impossible VAT id, and for tax
-    without a country.
+    """Set the operator's details for later invoices. Raises InvalidRequest for an impossible VAT id or country, and
+    for tax without a country.
     """
+    if seller.country is not None:
+        require_country(seller.country)
     if seller.tax != "none" and seller.country is None:
         raise InvalidRequest(
             'country: set it, or set tax to "none"; tax goes by countries.', code="country_missing", param="country"
@@ -90,7 +94,13 @@ def set_seller(session: Session, seller: Seller) -> Seller:
 
 
 def set_buyer(session: Session, tenant_id: str, buyer: Buyer) -> Buyer:
-    """Set a tenant's details for later invoices. Raises InvalidRequest for an impossible VAT id or exemption."""
+    """Set a tenant's details for later invoices. Raises InvalidRequest for an impossible country, e-mail address, VAT
+    id or exemption.
+    """
+    if buyer.country is not None:
+        require_country(buyer.country)
+    if buyer.email is not None:
+        require_email(buyer.email, param="email")
     if buyer.exempt_until is not None and (buyer.exempt_from is None or buyer.exempt_until <= buyer.exempt_from):
         raise InvalidRequest(
             "exempt_until: set a day after exempt_from, or leave it out for an exemption without an end.",

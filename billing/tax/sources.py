@@ -16,6 +16,7 @@ from billing.periods import aware
 from billing.tax.calculation import RateInForce, TaxDecision, decide
 from billing.tax.models import TaxRate
 from billing.tax.parties import Country, Parties
+from core.countries import require_country
 from core.db import database_now, unit_of_work
 from core.errors import Conflict, InvalidRequest, Unavailable
 
@@ -76,9 +77,10 @@ def rates_at(session: Session, at: datetime) -> dict[str, list[RateInForce]]:
 def add_rate(
     session: Session, *, country: Country, name: str, rate_ppm: int, effective_from: datetime | None
 ) -> TaxRateView:
-    """Set a tax of a country from an instant on; None means now. A rate of 0 ends it. Raises InvalidRequest for a past
-    instant, and Conflict when another rate begins at the same one.
+    """Set a tax of a country from an instant on; None means now. A rate of 0 ends it. Raises InvalidRequest for no
+    country and for a past instant, and Conflict when another rate begins at the same one.
     """
+    require_country(country)
     now = database_now(session)
     begins = now if effective_from is None else aware(effective_from, "effective_from")
     if begins < now:

@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from core.countries import country_problem
+from core.email_addresses import email_problem
 from tenora.stripe_simulator import payment_methods
 from tenora.stripe_simulator.errors import ApiError
 from tenora.stripe_simulator.simulation import Object, Simulation, merged
@@ -10,6 +12,7 @@ _EDITABLE: Final = ("name", "email", "description", "phone", "address", "tax_exe
 
 
 def create(sim: Simulation, given: dict[str, Any]) -> Object:
+    _require_contact(given)
     clock = given.get("test_clock")
     if clock is not None:
         clock_time = sim.get("test_helpers.test_clock", clock, "test_clock")["frozen_time"]
@@ -35,6 +38,19 @@ def create(sim: Simulation, given: dict[str, Any]) -> Object:
     sim.save(customer)
     sim.emit("customer.created", customer)
     return _set_balance(sim, customer, given)
+
+
+def _require_contact(given: dict[str, Any]) -> None:
+    """Stripe's refusals of e-mail addresses and countries that cannot be; an empty value removes the field."""
+    email, country = given.get("email"), (given.get("address") or {}).get("country")
+    if email and email_problem(email) is not None:
+        raise ApiError(f"Invalid email address: {email}", code="email_invalid", param="email")
+    if country and country_problem(country) is not None:
+        raise ApiError(
+            f"Country '{country}' is unknown. Try using a 2-character alphanumeric country code instead, such as 'US',"
+            " 'EG', or 'GB'.",
+            param="address[country]",
+        )
 
 
 def _set_balance(sim: Simulation, customer: Object, given: dict[str, Any]) -> Object:
@@ -64,6 +80,7 @@ def update(sim: Simulation, given: dict[str, Any], customer: str) -> Object:
     found = sim.get("customer", customer)
     if found.get("deleted"):
         raise ApiError(f"No such customer: '{customer}'", status=404, code="resource_missing", param="id")
+    _require_contact(given)
     before: dict[str, Any] = {name: found[name] for name in _EDITABLE if name in given}
     for name in before:
         found[name] = merged(found[name], given[name]) if name == "metadata" else given[name] or None

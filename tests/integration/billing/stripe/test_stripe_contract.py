@@ -30,6 +30,19 @@ def test_a_customer_is_created_read_changed_and_found_by_our_id(stage):
     assert stage.account.find_customer(our_id=stage.our_id(), **stage.just_now()) is None
 
 
+@pytest.mark.parametrize("email", ["a@b", "owner@example.com.", "a@b@example.com", "a b@example.com"])
+def test_an_email_address_that_cannot_be_is_refused(stage, email):
+    with pytest.raises(StripeRefused, match="email") as refused:
+        stage.account.create_customer(our_id=stage.our_id(), name="Ada", email=email, key=stage.key())
+    assert refused.value.param == "email"
+
+
+@pytest.mark.parametrize("country", ["UK", "XX"])
+def test_a_country_that_does_not_exist_is_refused(stage, country):
+    with pytest.raises(stripe.InvalidRequestError, match=country):
+        stage.sdk.v1.customers.create({"address": {"country": country}})
+
+
 def test_a_deleted_customer_is_shown_as_deleted_and_nothing_is_created_for_it(stage):
     customer = stage.customer(card=None)
     stage.sdk.v1.customers.delete(customer)

@@ -180,12 +180,14 @@ def test_the_parties_are_frozen_in_the_invoice(desk):
 
 
 @pytest.mark.scenario(126)
-def test_an_impossible_vat_id_is_refused_at_entry(desk):
+def test_an_impossible_vat_id_country_or_email_is_refused_at_entry(desk):
     for body, code, param in (
         ({"country": "DE", "vat_id": "DE136695977"}, "invalid_vat_id", "vat_id"),
         ({"country": "FR", "vat_id": "DE136695976"}, "invalid_vat_id", "vat_id"),
         ({"vat_id": "DE136695976"}, "country_missing", "country"),
-        ({"country": "Germany"}, "invalid_value", "country"),
+        ({"country": "Germany"}, "invalid_country", "country"),
+        ({"country": "UK"}, "invalid_country", "country"),
+        ({"email": "a@b"}, "invalid_email_address", "email"),
     ):
         answer = desk.tenant.http.put("/api/v1/billing-profile", json={"legal_name": "Acme"} | body)
         assert (answer.status_code, answer.json()["code"], answer.json()["param"]) == (400, code, param)
@@ -211,6 +213,8 @@ def test_rates_begin_in_the_future_and_once(desk):
     post = "/api/v1/admin/billing/tax-rates"
     assert desk.admin.post(post, json=rate).status_code == 201
     assert desk.admin.post(post, json=rate).json()["code"] == "tax_rate_exists"
+    nowhere = desk.admin.post(post, json=rate | {"country": "UK"})
+    assert (nowhere.status_code, nowhere.json()["detail"]) == (400, "country: 'UK' is no country: write GB.")
     past = desk.admin.post(post, json=rate | {"effective_from": "2020-01-01T00:00:00Z"})
     assert (past.status_code, past.json()["param"]) == (400, "effective_from")
     assert rate["name"] in [each["name"] for each in desk.admin.get(post).json()["rates"]]
