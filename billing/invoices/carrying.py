@@ -1,9 +1,9 @@
 """Carries periods of less than a cent to the tenant's next invoice, so that they cost no document and are not lost.
 
-A scheduled period below one cent gets no invoice. Its lines wait, and are on the next invoice beside that one's own,
-which is made when all together reach a cent. If only small periods made it reach one, the invoice charges whole cents
-and leaves the rest to the next; an invoice with a cent or more of its own is rounded as a whole. A period of free usage
-is invoiced as it is, unless something waits.
+A scheduled period below one cent gets no invoice, as one of free usage. Its lines wait, and are on the next invoice
+beside that one's own, which is made when all together reach a cent. If only small periods made it reach one, the
+invoice charges whole cents and leaves the rest to the next; an invoice with a cent or more of its own is rounded as a
+whole. An explicit close that would make an invoice over $0.00 leaves the period open. Usage that credit pays is due.
 """
 
 from typing import Final, NamedTuple
@@ -15,7 +15,7 @@ from billing.charges.lines import DraftInvoiceLine, amount_line
 from billing.invoices.models import CarriedPeriod, Invoice
 from billing.periods import Period
 from core.db import database_now
-from core.money import NANOS_PER_CENT
+from core.money import NANOS_PER_CENT, round_to_cents
 
 
 class Waiting(NamedTuple):
@@ -51,12 +51,19 @@ def read_waiting(session: Session, tenant_id: str) -> Waiting:
     return Waiting(lines, 0 if last is None else last.carried_nanos)
 
 
-def is_small(lines: list[DraftInvoiceLine], waiting: Waiting) -> bool:
-    """Whether a scheduled period with these lines gets no invoice. Pure."""
-    own_nanos = _sum(lines)
-    if abs(own_nanos) >= NANOS_PER_CENT or abs(own_nanos + waiting.amount_nanos) >= NANOS_PER_CENT:
+def is_due(lines: list[DraftInvoiceLine], waiting: Waiting, *, scheduled: bool, least_cents: int = 1) -> bool:
+    """Whether a period with these lines gets an invoice: none under ``least_cents``, so none over $0.00, and a
+    scheduled one only from a cent on. Pure.
+    """
+    whole_nanos = _sum(lines) + waiting.amount_nanos
+    if not (lines or waiting.lines) or abs(round_to_cents(whole_nanos)) < least_cents:
         return False
-    return own_nanos != 0 or waiting.amount_nanos != 0
+    return not scheduled or not fits(lines) or abs(whole_nanos) >= NANOS_PER_CENT
+
+
+def fits(lines: list[DraftInvoiceLine]) -> bool:
+    """Whether these lines are less than a cent, so that they may wait. Pure."""
+    return abs(_sum(lines)) < NANOS_PER_CENT
 
 
 def collect(lines: list[DraftInvoiceLine], waiting: Waiting, *, scheduled: bool) -> Collected:

@@ -8,6 +8,7 @@ Taxes are decided before the transaction; where they cannot be, that tenant's in
 from datetime import datetime
 from typing import Final, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
@@ -35,9 +36,18 @@ class CloseResult(NamedTuple):
     failed: list[str]
 
 
-def close_all(engine: sa.Engine, until: datetime | None = None, *, tax: TaxSource = OWN_RATES) -> CloseResult:
-    """One invoice for every tenant with uninvoiced usage settled before ``until`` (exclusive; None means now), each in
-    a transaction of its own. A tenant that fails stops no other.
+def close_all(
+    engine: sa.Engine,
+    until: datetime | None = None,
+    *,
+    tenant_id: str | None = None,
+    dry_run: bool = False,
+    least_cents: int = 1,
+    tax: TaxSource = OWN_RATES,
+) -> CloseResult:
+    """One invoice for every tenant, or this one, with uninvoiced usage settled before ``until`` (exclusive; None means
+    now), each in a transaction of its own. A tenant that fails stops no other. A ``dry_run`` leaves nothing. Periods
+    under ``least_cents`` stay open.
 
     Raises InvalidRequest for an invalid ``until``.
     """
@@ -50,11 +60,11 @@ def close_all(engine: sa.Engine, until: datetime | None = None, *, tax: TaxSourc
                 f"It is {now.isoformat()}.",
                 param="until",
             )
-        tenant_ids = list(read_billed_until(session))
+        tenant_ids = [each for each in read_billed_until(session) if tenant_id in (None, each)]
     invoices: list[InvoiceView] = []
 
-    def close(tenant_id: str) -> None:
-        invoice = close_tenant(engine, tenant_id, until, tax=tax)
+    def close(each: str) -> None:
+        invoice = close_tenant(engine, each, until, tax=tax, dry_run=dry_run, least_cents=least_cents)
         invoices.extend([] if invoice is None else [invoice])
 
     failed = each_tenant(tenant_ids, "close", close)
@@ -69,37 +79,53 @@ def close_tenant(
     scheduled: bool = False,
     kind: InvoiceKind = "period",
     tax: TaxSource = OWN_RATES,
+    dry_run: bool = False,
+    least_cents: int = 1,
 ) -> InvoiceView | None:
     """Close a subscribed tenant's open period at ``until``. None when there is nothing to invoice: then the period
     stays open. A ``scheduled`` period ends in any case; below one cent it is carried to the next without an invoice.
+    A ``dry_run`` makes the same invoice and takes it back: it has neither id nor number.
 
     Raises TaxUnavailable after noting the reason at the tenant's draft.
     """
-    taxation = _taxation(engine, tenant_id, tax)
+    taxation = _taxation(engine, tenant_id, tax, dry_run=dry_run)
     with unit_of_work(engine) as session:
         billed_until = lock_billed_until(session, tenant_id)
         start = period_start(session, tenant_id, billed_until)
         if start is None or start >= until:
             return None
-        return _close(session, tenant_id, Period(start, until), taxation, scheduled=scheduled, kind=kind)
+        invoice = _close(
+            session, tenant_id, Period(start, until), taxation, scheduled=scheduled, kind=kind, least_cents=least_cents
+        )
+        if dry_run:
+            session.rollback()
+            invoice = invoice and msgspec.structs.replace(invoice, id="", number="")
+        return invoice
 
 
 def _close(
-    session: Session, tenant_id: str, period: Period, taxation: Taxation, *, scheduled: bool, kind: InvoiceKind
+    session: Session,
+    tenant_id: str,
+    period: Period,
+    taxation: Taxation,
+    *,
+    scheduled: bool,
+    kind: InvoiceKind,
+    least_cents: int,
 ) -> InvoiceView | None:
     lines = period_lines(session, tenant_id, period, closing=True)
     waiting = carrying.read_waiting(session, tenant_id)
     ended_at = ended_at_of(session, tenant_id)
     may_wait = scheduled and ended_at is None  # a tenant that has left has no next invoice
-    if lines or scheduled or waiting.lines:
-        advance_billed_until(session, tenant_id, period.end)
-        holds.release(session, tenant_id)
-    else:
+    due = carrying.is_due(lines, waiting, scheduled=may_wait, least_cents=least_cents)
+    if not due and not (scheduled and carrying.fits(lines)):
         session.rollback()  # the period stays open, so it leaves nothing to the next
-    if not lines and (may_wait or not waiting.lines):
         return None
-    if may_wait and carrying.is_small(lines, waiting):
-        carrying.carry(session, tenant_id, period, lines)
+    advance_billed_until(session, tenant_id, period.end)
+    holds.release(session, tenant_id)
+    if not due:
+        if lines:
+            carrying.carry(session, tenant_id, period, lines)
         return None
     if ended_at is not None and period.end >= ended_at:
         kind = "supplementary" if period.start >= ended_at else "final"
@@ -109,11 +135,12 @@ def _close(
     )
 
 
-def _taxation(engine: sa.Engine, tenant_id: str, tax: TaxSource) -> Taxation:
+def _taxation(engine: sa.Engine, tenant_id: str, tax: TaxSource, *, dry_run: bool) -> Taxation:
     with unit_of_work(engine) as session:
         parties, at = read_parties(session, tenant_id)
     try:
         return Taxation(parties, tax.decide(engine, parties, at), at)
     except TaxUnavailable as error:
-        holds.hold(engine, tenant_id, error.message)
+        if not dry_run:
+            holds.hold(engine, tenant_id, error.message)
         raise

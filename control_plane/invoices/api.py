@@ -107,10 +107,10 @@ class AdminBilling(Controller):
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
     ) -> Response[Closed]:
-        """Close the billing period: invoice all usage settled before an instant. Without new usage it creates no
-        invoice.
+        """Close the billing period of all tenants, or of one: invoice all usage settled before an instant. It makes no
+        invoice over $0.00. With `dry_run` it changes nothing and shows the invoices that it would make.
         """
-        return idempotent.run(lambda _: service.close(engine, data.until, actor=principal.key_id))
+        return idempotent.run(lambda _: service.close(engine, data, actor=principal.key_id))
 
     @get("/reconciliation", sync_to_thread=True)
     def reconcile(self, engine: NamedDependency[Engine], redis: NamedDependency[Redis]) -> Reconciliation:

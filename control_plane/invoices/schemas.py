@@ -26,18 +26,25 @@ LegalName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"
 AddressLines = Annotated[tuple[PrintedText, ...], msgspec.Meta(max_length=8)]
 TaxName = Annotated[str, msgspec.Meta(min_length=1, max_length=40, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 RatePpm = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
-LineId = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern="^[a-z0-9_]+(?!\n)$")]
+PlainId = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern="^[a-z0-9_]+(?!\n)$")]
 
 
 class CloseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The exclusive end of the period: "now", by the database's clock, or an RFC 3339 instant with an offset."""
+    """The exclusive end of the period: "now", by the database's clock, or an RFC 3339 instant with an offset. Without
+    ``tenant_id`` all tenants are closed. A ``dry_run`` writes nothing.
+    """
 
     until: Annotated[str, msgspec.Meta(extra_json_schema={"anyOf": [{"const": "now"}, {"format": "date-time"}]})]
+    tenant_id: PlainId | None = None
+    dry_run: bool = False
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True):
-    """The invoices that this close created; empty when there was nothing to invoice."""
+    """The invoices that this close created; empty when there was nothing to invoice. Those of a dry run have neither id
+    nor number.
+    """
 
+    dry_run: bool
     invoices: Sequence[InvoiceView]
 
 
@@ -69,7 +76,7 @@ class NewCreditNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reason: Reason
     to: CreditDestination = "amount_due"
     amount_cents: Cents | None = None
-    line_id: LineId | None = None
+    line_id: PlainId | None = None
 
 
 class NewPayment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

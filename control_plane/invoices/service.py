@@ -14,33 +14,40 @@ from billing.reconciliation import audit as reconciliation
 from billing.settings import InvoiceSettings
 from billing.views import InvoiceStatus, InvoiceView, Reconciliation
 from control_plane.audit import service as audit
-from control_plane.invoices.schemas import Closed, Drafts, InvoiceWithLines
+from control_plane.invoices.schemas import CloseBody, Closed, Drafts, InvoiceWithLines
 from control_plane.paging import Page, decode_cursor, encode_cursor
+from control_plane.tenants import service as tenants
 from core.db import unit_of_work
 from core.errors import InvalidRequest, Unavailable
 
 
-def close(engine: Engine, until: str, *, actor: str) -> Closed:
-    """Invoice all uninvoiced usage settled before ``until``: "now" or an RFC 3339 instant. Each tenant is closed in a
-    transaction of its own. Raises InvalidRequest for an instant that is malformed,
-    without offset or in the future, and Unavailable when some tenants could not be closed: closing again does those.
+def close(engine: Engine, body: CloseBody, *, actor: str) -> Closed:
+    """Invoice all uninvoiced usage settled before an instant, of all tenants or of one. Each tenant is closed in a
+    transaction of its own. Raises InvalidRequest for an instant that is malformed, without offset or in the future,
+    NotFound for the tenant, and Unavailable when some tenants could not be closed: closing again does those.
     """
-    made, failed = closing.close_all(engine, None if until == "now" else _instant(until))
+    until = None if body.until == "now" else _instant(body.until)
     with unit_of_work(engine) as session:
-        audit.record(
-            session,
-            actor=actor,
-            action="billing.closed",
-            target=until,
-            details={"invoices": [invoice.id for invoice in made], "failed": failed},
-        )
+        if body.tenant_id is not None:
+            tenants.get(session, body.tenant_id)
+    made, failed = closing.close_all(engine, until, tenant_id=body.tenant_id, dry_run=body.dry_run)
+    if not body.dry_run:
+        with unit_of_work(engine) as session:
+            audit.record(
+                session,
+                actor=actor,
+                action="billing.closed",
+                target=body.until,
+                tenant_id=body.tenant_id,
+                details={"invoices": [invoice.id for invoice in made], "failed": failed},
+            )
     if failed:
         raise Unavailable(
-            f"{len(made)} invoices were made, but {len(failed)} tenants could not be closed, such as {failed[0]}. "
-            "Close again: it does the others. The control plane's log says why.",
+            f"{len(made)} invoices {'would be' if body.dry_run else 'were'} made, but {len(failed)} tenants could not "
+            f"be closed, such as {failed[0]}. Close again: it does the others. The control plane's log says why.",
             code="close_incomplete",
         )
-    return Closed(invoices=made)
+    return Closed(dry_run=body.dry_run, invoices=made)
 
 
 def list_invoices(

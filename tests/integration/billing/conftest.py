@@ -94,7 +94,8 @@ class Stage:
         self.drain()
 
     def close(self, until: datetime | None = None):
-        made, failed = closing.close_all(self.engine, until)
+        """Close all tenants. A few tokens make an invoice here, over $0.00."""
+        made, failed = closing.close_all(self.engine, until, least_cents=0)
         assert failed == []
         return made
 

@@ -82,7 +82,8 @@ def test_the_quota_shows_gateways_holds_and_counts(api, redis):
 
 
 def test_usage_is_billed_and_reconciled_exactly(api, base, meter, redis):
-    tenant, other = api.tenant(), api.tenant()
+    prices = {name: 10_000 * nanos for name, nanos in PRICES.items()}
+    tenant, other = (api.tenant(api.plan(prices=prices)["name"]) for _ in range(2))
     adapter = tenant.adapter("router", base)
     meter(used(tenant.id, adapter_id=adapter["id"]), used(tenant.id), used(other.id, output_tokens=1))
     total = tenant.http.get("/api/v1/usage").json()["data"]
@@ -107,12 +108,15 @@ def test_usage_is_billed_and_reconciled_exactly(api, base, meter, redis):
     assert {invoice["tenant_id"] for invoice in closed.json()["invoices"]} == {tenant.id, other.id}
     after = api.admin.get("/api/v1/admin/reconciliation").json()
     assert (after["invoiced_tokens"], after["unbilled_tokens"]) == (315, 0)
-    assert api.admin.post("/api/v1/admin/billing/close", json={"until": "now"}).json() == {"invoices": []}
+    assert api.admin.post("/api/v1/admin/billing/close", json={"until": "now"}).json() == {
+        "dry_run": False,
+        "invoices": [],
+    }
 
     (mine,) = tenant.http.get("/api/v1/invoices").json()["data"]
     invoice = tenant.http.get(f"/api/v1/invoices/{mine['id']}").json()
-    each = 60 * PRICES["input_nanos"] + 40 * PRICES["cached_input_nanos"] + 7 * PRICES["output_nanos"]
-    each += 9_500 * PRICES["kv_page_second_nanos"] // 1000
+    each = 60 * prices["input_nanos"] + 40 * prices["cached_input_nanos"] + 7 * prices["output_nanos"]
+    each += 9_500 * prices["kv_page_second_nanos"] // 1000
     assert invoice["amount_nanos"] == 2 * each == sum(line["amount_nanos"] for line in invoice["lines"])
     (theirs,) = other.http.get("/api/v1/invoices").json()["data"]
     foreign = tenant.http.get(f"/api/v1/invoices/{theirs['id']}")
@@ -121,6 +125,28 @@ def test_usage_is_billed_and_reconciled_exactly(api, base, meter, redis):
     rest = api.admin.get("/api/v1/admin/invoices", params={"limit": 1, "cursor": everyone["next_cursor"]}).json()
     assert {page["data"][0]["id"] for page in (everyone, rest)} == {mine["id"], theirs["id"]}
     assert rest["next_cursor"] is None
+
+
+def test_one_tenant_is_closed_after_a_dry_run_that_leaves_nothing_and_none_for_nothing(api, meter):
+    dear = api.plan(prices={"output_nanos": 10_000_000})["name"]
+    one, other, cheap = api.tenant(dear), api.tenant(dear), api.tenant()
+    meter(*(used(tenant.id) for tenant in (one, other, cheap)))
+
+    def close(**body) -> dict:
+        answer = api.admin.post("/api/v1/admin/billing/close", json={"until": "now"} | body)
+        return answer.raise_for_status().json()
+
+    dry = close(dry_run=True)
+    assert {each["tenant_id"] for each in dry["invoices"]} == {one.id, other.id}, "$0.00 is no invoice"
+    assert [(each["id"], each["number"], each["total_cents"]) for each in dry["invoices"]] == [("", "", 7)] * 2
+    assert api.admin.get("/api/v1/admin/invoices").json()["data"] == []
+    (made,) = close(tenant_id=one.id)["invoices"]
+    assert (made["tenant_id"], made["total_cents"], made["number"]) == (one.id, 7, "TNR-000001")
+    assert close(tenant_id=one.id, dry_run=True)["invoices"] == []
+    assert close(tenant_id=cheap.id)["invoices"] == []
+    assert [each["tenant_id"] for each in close()["invoices"]] == [other.id]
+    unknown = api.admin.post("/api/v1/admin/billing/close", json={"until": "now", "tenant_id": "tn_none"})
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "tenant_not_found")
 
 
 @pytest.mark.parametrize("until", ["yesterday", "2026-01-01", "2026-01-01T00:00:00", "", "NOW"])

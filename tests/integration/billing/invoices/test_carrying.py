@@ -95,18 +95,24 @@ def test_a_tenant_that_leaves_gets_a_final_invoice_of_everything_and_later_a_sup
     final = end(stage, tenant, left)
     assert (final.kind, final.amount_nanos, final.total_cents) == ("final", 6_000_000, 1)
     late = stage.event(
-        tenant, settled_at_ms=clock.to_ms(left) - 1_000, input_tokens=3, cached_tokens=0, output_tokens=0, kv_page_ms=0
+        tenant, settled_at_ms=clock.to_ms(left) - 1_000, input_tokens=6, cached_tokens=0, output_tokens=0, kv_page_ms=0
     )
     stage.bill(late)
     supplementary = end(stage, tenant, starts[6])
-    assert (supplementary.kind, supplementary.amount_nanos) == ("supplementary", 3_000_000)
+    assert (supplementary.kind, supplementary.amount_nanos) == ("supplementary", 6_000_000)
     with unit_of_work(stage.engine) as session:
         assert [line.late_for for line in read_document(session, supplementary.id).lines] == [starts[5]]
 
 
-def test_a_period_of_free_usage_is_invoiced_as_it_is(stage):
-    free = stage.tenant(Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0))
+def test_free_usage_makes_no_invoice_and_is_on_the_next_one_that_costs_something(stage):
+    free = stage.tenant(Prices(input_nanos=0, cached_input_nanos=0, output_nanos=1_000_000, kv_page_second_nanos=0))
     starts = months(stage.now())
     use(stage, free, starts[4], 4)
-    made = end(stage, free, starts[5])
-    assert (made.total_cents, made.status) == (0, "paid")
+    assert end(stage, free, starts[5]) is None
+    assert closing.close_all(stage.engine).invoices == []
+    stage.bill(stage.event(free, input_tokens=0, cached_tokens=0, output_tokens=10, kv_page_ms=0))
+    (made,) = closing.close_all(stage.engine).invoices
+    with unit_of_work(stage.engine) as session:
+        lines = read_document(session, made.id).lines
+    used = {line.kind: int(line.quantity) for line in lines if line.quantity}
+    assert (made.total_cents, used) == (1, {"uncached_input_tokens": 4, "output_tokens": 10})

@@ -208,7 +208,10 @@ def test_a_period_inside_one_hour_counts_only_what_lies_in_it(stage):
     stage.bill(
         *(stage.event(tenant, settled_at_ms=clock.to_ms(each), output_tokens=10 + k) for k, each in enumerate(at))
     )
-    made = [closing.close_tenant(stage.engine, tenant, hour + timedelta(minutes=minutes)) for minutes in (10, 30, 90)]
+    made = [
+        closing.close_tenant(stage.engine, tenant, hour + timedelta(minutes=minutes), least_cents=0)
+        for minutes in (10, 30, 90)
+    ]
     outputs = [
         [line.quantity for line in stage.invoice(invoice.id).lines if line.kind == "output_tokens"] for invoice in made
     ]
@@ -221,7 +224,7 @@ def test_a_tenant_that_cannot_be_closed_stops_no_other(stage):
     stage.bill(stage.event(stuck), stage.event(other))
     with stage.engine.begin() as holder:
         holder.exec_driver_sql("SELECT FROM subscriptions WHERE tenant_id = %s FOR UPDATE", (stuck,))
-        made, failed = closing.close_all(stage.engine)
+        made, failed = closing.close_all(stage.engine, least_cents=0)
     assert [invoice.tenant_id for invoice in made] == [other]
     assert failed == [stuck]
     assert [invoice.tenant_id for invoice in stage.close()] == [stuck]
@@ -277,7 +280,7 @@ def test_a_close_that_fails_leaves_no_trace(stage, monkeypatch):
 
     with monkeypatch.context() as broken:
         broken.setattr(ledger, "post", fail)
-        assert len(closing.close_all(stage.engine).failed) == 1
+        assert len(closing.close_all(stage.engine, least_cents=0).failed) == 1
     assert stage.value("SELECT count(*) FROM invoice_lines") == 0
     (closed,) = stage.close()
     assert closed.number == "TNR-000001"

@@ -23,7 +23,7 @@ from core.settings import PostgresSettings
 engine = db.connect(PostgresSettings())
 print("ready", flush=True)
 sys.stdin.readline()
-closing.close_all(engine, datetime.fromisoformat(sys.argv[1]))
+closing.close_all(engine, datetime.fromisoformat(sys.argv[1]), least_cents=0)
 """
 
 

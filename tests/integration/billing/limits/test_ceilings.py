@@ -301,7 +301,7 @@ def test_a_tenant_that_leaves_keeps_its_paid_credit_and_loses_its_gifts_after_th
         ended_at = end_subscription(session, tenant)
     runner.run_once()
     assert wallet.lot(tenant, gift).balance_nanos == 9 * DOLLAR
-    close_tenant(stage.engine, tenant, ended_at)
+    close_tenant(stage.engine, tenant, ended_at, least_cents=0)
     SpendingRunner(stage.engine, ActiveTenants(), invoice_now=partial(close_tenant, stage.engine)).run_once()
     assert wallet.lot(tenant, gift).voided_nanos == 9 * DOLLAR
     assert wallet.lot(tenant, paid).balance_nanos == 7_300_000_000

@@ -57,7 +57,7 @@ def bill(engine, redis):
                 redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
         while entries := stream.read(count=500, block_ms=None):
             meter.process(entries)
-        (made,) = (each for each in closing.close_all(engine).invoices if each.tenant_id == tenant_id)
+        (made,) = (each for each in closing.close_all(engine, least_cents=0).invoices if each.tenant_id == tenant_id)
         return made
 
     return run
@@ -160,7 +160,7 @@ FROM generate_series(1, 10000) n
             sa.text("UPDATE subscriptions SET billed_until = :hour WHERE tenant_id = :t"),
             {"hour": hour - timedelta(hours=1), "t": tenant.id},
         )
-    made = closing.close_tenant(engine, tenant.id, hour + timedelta(hours=1))
+    made = closing.close_tenant(engine, tenant.id, hour + timedelta(hours=1), least_cents=0)
     assert made is not None
     lines = [
         line for page in pages(tenant.http, f"/api/v1/invoices/{made.id}/lines", limit=1_000) for line in page["data"]

@@ -22,7 +22,11 @@ def used(api, engine, redis):
     """Bills one request of 100 + 500 tokens, and returns its tenant's id and its own."""
     stream = UsageStream(redis, "tests")
     stream.ensure_group()
-    tenant_id, request_id, now = api.tenant().id, new_id("req"), clock.now_ms()
+    tenant_id, request_id, now = (
+        api.tenant(api.plan(prices={"output_nanos": 40_000})["name"]).id,
+        new_id("req"),
+        clock.now_ms(),
+    )
     event = UsageEvent(
         request_id=request_id, tenant_id=tenant_id, key_id=new_id("key"), base_model="tiny-instruct", adapter_id=None,
         revision_id=None, replica_id="rep_1", outcome="done", started_at_ms=now - 1500, settled_at_ms=now - 500,
