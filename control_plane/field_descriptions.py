@@ -64,6 +64,7 @@ _FIELDS: Final[dict[str, str]] = {
     "drain_requested": "Whether an admin has asked the replica to take no further requests.",
     "drained_requests": "Requests that the replica let finish.",
     "drift_tokens": "Tokens that engines counted, plus aborted prefills, minus tokens in the ledger.",
+    "dry_run": "Whether nothing is written: the answer says what would be made.",
     "duration_ms_p50": "Median milliseconds from a request to the end of its answer; null without one.",
     "duration_ms_p99": "99th percentile of the same.",
     "effective_from": "From when on the price, rate or version applies.",
