@@ -65,6 +65,11 @@ def test_links_lead_somewhere(doc):
     assert [target for target in targets if not (doc.parent / target).exists()] == []
 
 
+def test_the_index_lists_every_how_to_page():
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert [page.name for page in (ROOT / "docs" / "how-to").iterdir() if f"(how-to/{page.name})" not in index] == []
+
+
 @pytest.mark.parametrize("doc", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_named_files_exist(doc):
     """A name in code style that ends like a source file is one, somewhere in the tree."""

@@ -8,12 +8,15 @@ from click.testing import CliRunner
 
 from tenora import cli
 
-COMMANDS = {
-    f"{prefix}{name}": command
-    for prefix, group in (("", cli.main), ("adapters ", cli.adapters))
+GROUPS = {"": cli.main} | {
+    f"{name} ": each for name, each in cli.main.commands.items() if isinstance(each, click.Group)
+}
+COMMANDS = [
+    f"{prefix}{name}"
+    for prefix, group in GROUPS.items()
     for name, command in group.commands.items()
     if not command.hidden and not isinstance(command, click.Group)
-}
+]
 
 
 @pytest.fixture
