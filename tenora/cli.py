@@ -120,12 +120,22 @@ def logs(program: str | None, *, lines: int, follow: bool) -> None:
     "--adapter", required=True, help="Name of the adapter. It is created when the tenant has none of this name."
 )
 @click.option("--base-model", help="Id or Hub name of its base model; by default what adapter_config.json says.")
+@click.option(
+    "--promote", is_flag=True, help="Let the adapter's name serve this revision. The first ready one is served anyway."
+)
 @click.option("--key", envvar="TENORA_API_KEY", help=_KEY_HELP)
 @click.option("--control-url", envvar="TENORA_CONTROL_URL", help="The control plane; by default this machine's.")
 @click.option("--timeout-s", default=600.0, show_default=True, help="Longest wait for validation.")
 @json_option
 def upload(
-    folder: Path, *, adapter: str, base_model: str | None, key: str | None, control_url: str | None, timeout_s: float
+    folder: Path,
+    *,
+    adapter: str,
+    base_model: str | None,
+    promote: bool,
+    key: str | None,
+    control_url: str | None,
+    timeout_s: float,
 ) -> None:
     """Upload the PEFT adapter in FOLDER and wait until it is validated. Exits 0 when it is ready.
 
@@ -138,7 +148,7 @@ def upload(
     url = control_url or _control_url()
     try:
         ready = run_upload(
-            folder, adapter=adapter, base_model=base_model, url=url, key=key, timeout_s=timeout_s,
+            folder, adapter=adapter, base_model=base_model, promote=promote, url=url, key=key, timeout_s=timeout_s,
             console=Console(stderr=True),  # as wide as the terminal is now
         )  # fmt: skip
     except KeyboardInterrupt:
@@ -170,7 +180,7 @@ def list_adapters(access: _Access) -> None:
 @json_option
 @click.pass_obj
 def show_adapter(access: _Access, name: str) -> None:
-    """Show one adapter with its aliases and revisions."""
+    """Show one adapter with its aliases and revisions, and why revisions were rejected."""
     from tenora.adapters import command
 
     _with_client(access, lambda client: command.show_adapter(client, name, Console()))

@@ -54,8 +54,9 @@ class NewAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class AdapterView(msgspec.Struct, frozen=True, kw_only=True):
     """An adapter. ``newest_ready`` is the newest ready revision (``revision`` is the same), with its rank and the rank
     class that serves it; all are null without a ready revision. ``serves`` is the revision that calls of the name get:
-    that of the alias ``prod``, else the newest ready one; null where several share ``prod``. A ``pinned`` adapter is
-    kept in replicas' host memory, within the plan's limit.
+    that of the alias ``prod``, which the first ready revision sets; null where several share it. After ``prod`` was
+    removed the name follows the newest ready revision. A ``pinned`` adapter is kept in replicas' host memory, within
+    the plan's limit.
     """
 
     id: str

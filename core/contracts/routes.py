@@ -20,7 +20,9 @@ class RevisionRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PROD: Final = "prod"
-"""The alias that an adapter's name without a suffix refers to, if this alias is set."""
+"""The alias that an adapter's name without a suffix refers to. The first ready revision sets it; after its removal the
+name follows the newest ready revision.
+"""
 
 
 class AdapterRoute(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ def _print_list(found: list[dict[str, Any]], console: Console) -> None:
 
 
 def show_adapter(client: ControlPlaneClient, name: str, console: Console) -> None:
-    """Print an adapter with its aliases and revisions."""
+    """Print an adapter with its aliases and revisions, and why each was rejected."""
     adapter = client.call("GET", f"/api/v1/adapters/{name}").json()
     adapter["aliases"] = client.call("GET", f"/api/v1/adapters/{name}/aliases").json()["data"]
     adapter["revisions"] = client.pages(f"/api/v1/adapters/{name}/revisions")
@@ -45,6 +45,9 @@ def _print_adapter(adapter: dict[str, Any], console: Console) -> None:
         stage = f" ({revision['stage']})" if revision["stage"] else ""
         text = f"revision {revision['id']}: {revision['status']}{stage}, {revision['created_at']}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+        for problem in (revision["report"] or {}).get("problems", ()):
+            text = f"  {problem['message']} ({problem['code']})"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def delete_adapter(client: ControlPlaneClient, name: str, console: Console) -> None:

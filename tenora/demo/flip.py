@@ -106,10 +106,8 @@ def weaker_copy(folder: Path, into: Path) -> Path:
 
 
 def upload_two_revisions(tenant: Tenant, folder: Path) -> tuple[str, str]:
-    """Pin ``prod`` to the newest ready revision, then upload a weaker revision; returns both ids."""
-    path = f"/api/v1/adapters/{tenant.adapter}"
-    first: str = tenant.control.get(path)["revision"]
-    tenant.control.put(f"{path}/aliases/{PROD}", {"revision": first})
+    """Upload a weaker revision beside the first one, which ``prod`` still serves; returns both ids."""
+    first: str = tenant.control.get(f"/api/v1/adapters/{tenant.adapter}")["serves"]
     second = tenant.control.upload_revision(
         tenant.adapter, weaker_copy(folder, folder.with_name(f"{folder.name}-weaker"))
     )

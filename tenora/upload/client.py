@@ -7,6 +7,7 @@ the two files of an adapter are sent; other files of the folder are not.
 import hashlib
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ import httpx
 import msgspec
 
 from adapters.validation.file_rules import REQUIRED_FILES, missing_files
+from core.contracts.routes import PROD
 from tenora.control_client import ControlPlaneClient, ControlPlaneError, refusal
 from tenora.upload.transport import SendFailed, parts_of, send
 
@@ -79,40 +81,68 @@ class Uploader:
         """Close the connections."""
         self._client.close()
 
-    def ensure_adapter(self, name: str, *, wanted: str | None, named: str | None) -> None:
+    def ensure_adapter(self, name: str, *, wanted: str | None, named: str | None) -> bool:
         """Create the adapter unless the tenant has one of this name: for the base model ``wanted`` by the user, else
-        the one ``named`` in the adapter's config. Raises ``UploadFailed`` when the adapter is for another base model.
+        the one ``named`` in the adapter's config. Returns whether it was created. Raises ``UploadFailed`` when the
+        adapter is for another base model.
         """
         answer = self._client.call("GET", f"/api/v1/adapters/{name}", refuse=False)
         if answer.status_code == httpx.codes.NOT_FOUND:
             base_model = wanted or named
             if base_model is None:
                 raise UploadFailed(f"there is no adapter {name!r}, and its base model is not known: use --base-model")
-            made = self._client.call("POST", "/api/v1/adapters", {"name": name, "base_model": base_model}).json()
-            self._progress.show_line(f"created adapter {name} for {made['base_model']}")
-        elif answer.is_error:
+            self._create(name, base_model)
+            return True
+        if answer.is_error:
             raise refusal(answer)
-        elif wanted is not None:
-            self._require_base_model(name, answer.json()["base_model"], wanted)
+        existing = answer.json()
+        if wanted is None or self._is_for(existing["base_model"], wanted):
+            return False
+        if existing["newest_ready"] is None:
+            with suppress(ControlPlaneError):  # the name is free if all that was uploaded to it was rejected
+                self._create(name, wanted)
+                return True
+        raise UploadFailed(
+            f"{name} is for {existing['base_model']}, not for {wanted}: leave out --base-model, or choose another "
+            "--adapter"
+        )
 
-    def _require_base_model(self, name: str, base_model: str, wanted: str) -> None:
+    def _create(self, name: str, base_model: str) -> None:
+        made = self._client.call("POST", "/api/v1/adapters", {"name": name, "base_model": base_model}).json()
+        self._progress.show_line(f"created adapter {name} for {made['base_model']}")
+
+    def _is_for(self, base_model: str, wanted: str) -> bool:
         known = {base_model}
         for each in self._client.pages("/api/v1/base-models"):
             if each["id"] == base_model:
                 known |= {each["hub_name"], *each["names"]}
-        if wanted.casefold() not in {each.casefold() for each in known}:
-            raise UploadFailed(
-                f"{name} is for {base_model}, not for {wanted}: leave out --base-model, or choose another --adapter"
-            )
+        return wanted.casefold() in {each.casefold() for each in known}
+
+    def serves(self, adapter: str) -> str | None:
+        """The revision that calls of the adapter's name get; None where several share the alias ``prod``."""
+        found: str | None = self._client.call("GET", f"/api/v1/adapters/{adapter}").json()["serves"]
+        return found
+
+    def promote(self, adapter: str, revision_id: str) -> bool:
+        """Move the alias ``prod`` to this revision. Returns False if a gateway has not confirmed the move in time."""
+        answer = self._client.call("PUT", f"/api/v1/adapters/{adapter}/aliases/{PROD}", {"revision": revision_id})
+        return bool(answer.json().get("acknowledged", True))  # absent where the platform waits for no gateway
 
     def aliases(self, adapter: str) -> dict[str, str | None]:
         """The revision that each alias of the adapter serves; None where several share it."""
         found = self._client.call("GET", f"/api/v1/adapters/{adapter}/aliases").json()["data"]
         return {alias["name"]: alias["revision"] for alias in found}
 
-    def upload(self, folder: Folder, adapter: str, *, timeout_s: float) -> dict[str, Any]:
-        """Upload and return the revision, ready or rejected. Raises ``UploadFailed``; the same call resumes."""
-        revision = self._announce(folder, adapter)
+    def upload(self, folder: Folder, adapter: str, *, timeout_s: float, created: bool = False) -> dict[str, Any]:
+        """Upload and return the revision, ready or rejected. Raises ``UploadFailed``; the same call resumes. An adapter
+        that was ``created`` for this upload is deleted if its first announcement is refused.
+        """
+        try:
+            revision = self._announce(folder, adapter)
+        except ControlPlaneError:
+            if created:
+                self._client.call("DELETE", f"/api/v1/adapters/{adapter}", refuse=False)
+            raise
         where = f"/api/v1/adapters/{adapter}/revisions/{revision['id']}"
         if revision["status"] == "uploading":
             self._send(folder, where)

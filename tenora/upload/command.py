@@ -8,28 +8,43 @@ from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.spinner import Spinner
 
+from core.contracts.routes import PROD
 from tenora.command_line import show
 from tenora.upload.client import Uploader, UploadProgress, read_folder
 
 
 def run_upload(
-    folder: Path, *, adapter: str, base_model: str | None, url: str, key: str, timeout_s: float, console: Console
+    folder: Path,
+    *,
+    adapter: str,
+    base_model: str | None,
+    promote: bool,
+    url: str,
+    key: str,
+    timeout_s: float,
+    console: Console,
 ) -> bool:
-    """Upload, print the report, and return whether the revision is ready. Raises ``ControlPlaneError``."""
+    """Upload, let the adapter's name serve the revision if ``promote``, print the report and what is served. Returns
+    whether the revision is ready. Raises ``ControlPlaneError``.
+    """
     found = read_folder(folder)
     if found.left_out:
         _print(console, f"not uploaded (not part of an adapter): {', '.join(found.left_out)}")
     with _Display(console) as display:
         uploader = Uploader(url, key, display.progress())
         try:
-            uploader.ensure_adapter(adapter, wanted=base_model, named=found.base_model)
-            revision = uploader.upload(found, adapter, timeout_s=timeout_s)
+            created = uploader.ensure_adapter(adapter, wanted=base_model, named=found.base_model)
+            revision = uploader.upload(found, adapter, timeout_s=timeout_s, created=created)
+            is_ready: bool = revision["status"] == "ready"
+            if promote and is_ready and not uploader.promote(adapter, revision["id"]):
+                _print(console, "some gateways have not confirmed the move yet; they follow within seconds")
+            serves = uploader.serves(adapter)
             aliases = uploader.aliases(adapter)
         finally:
             uploader.close()
-    answer = {"adapter": adapter, "revision": revision, "aliases": aliases}
-    show(answer, lambda: _show(revision, adapter, aliases, console))
-    return bool(revision["status"] == "ready")
+    answer = {"adapter": adapter, "revision": revision, "serves": serves, "aliases": aliases}
+    show(answer, lambda: _show(revision, adapter, serves, aliases, console))
+    return is_ready
 
 
 class _Display:
@@ -69,20 +84,22 @@ class _Display:
             _print(self._console, text)
 
 
-def _show(revision: dict[str, Any], adapter: str, aliases: dict[str, str | None], console: Console) -> None:
+def _show(
+    revision: dict[str, Any], adapter: str, serves: str | None, aliases: dict[str, str | None], console: Console
+) -> None:
     report = revision["report"] or {"problems": [], "notes": []}
     if revision["status"] == "ready":
         _print(console, f'{revision["id"]} is ready: call it as model="{adapter}@{revision["id"]}"')
-        if aliases.get("prod", revision["id"]) == revision["id"]:  # else the bare name serves what prod points to
+        if serves == revision["id"]:
             _print(console, f'model="{adapter}" serves it too')
-        for alias, serves in aliases.items():
-            if serves != revision["id"]:
-                target = f"still serves {serves}" if serves else "still serves several revisions"
-                route = f"PUT /api/v1/adapters/{adapter}/aliases/{alias}"
-                _print(
-                    console,
-                    f'model="{adapter}:{alias}" {target}; to move it: {route} {{"revision": "{revision["id"]}"}}',
-                )
+        else:
+            how = "repeat this command with --promote, which sends nothing again"
+            _print(console, f'model="{adapter}" still serves {serves or "several revisions"}; to move it: {how}')
+        for alias, target in aliases.items():
+            if alias != PROD and target != revision["id"]:
+                route = f'PUT /api/v1/adapters/{adapter}/aliases/{alias} {{"revision": "{revision["id"]}"}}'
+                shown = target or "several revisions"
+                _print(console, f'model="{adapter}:{alias}" still serves {shown}; to move it: {route}')
     else:
         _print(console, f"{revision['id']} is rejected:")
         for problem in report["problems"]:

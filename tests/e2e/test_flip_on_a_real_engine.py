@@ -53,7 +53,6 @@ def revisions(tenant, checkpoint, tmp_path_factory) -> list[str]:
         write_adapter(work / str(seed), spec, rank=8, seed=seed, scale=0.1, modules=ALL_KINDS) for seed in (1, 2)
     ]
     first = control.upload_adapter(NAME, spec.id, folders[0])["id"]
-    control.put(f"/api/v1/adapters/{NAME}/aliases/prod", {"revision": first})
     return [first, control.upload_revision(NAME, folders[1])["id"]]
 
 

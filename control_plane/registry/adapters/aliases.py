@@ -1,6 +1,7 @@
 """Aliases of an adapter: movable names for one of its ready revisions, or for several by weight.
 
-Rollout, canary and rollback are the same call. ``data_plane.gateway`` chooses between revisions by weight.
+The first ready revision sets ``prod``, the alias that the bare name means; later ones wait until it is moved. Rollout,
+canary and rollback are the same call. ``data_plane.gateway`` chooses between revisions by weight.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from control_plane.registry.models import Adapter, Alias, Revision
 from control_plane.registry.schemas import NAME, AliasTarget, AliasView
 from control_plane.settings import WebSettings
 from core import clock
-from core.contracts.routes import PrefetchHint
+from core.contracts.routes import PROD, PrefetchHint
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
 
 
@@ -74,8 +75,20 @@ def set_target(
     return AliasChange(alias=_view(row, name), previous=previous, change_id=change_id, hints=hints)
 
 
+def set_first(session: Session, adapter: Adapter, revision_id: str, *, actor: str) -> None:
+    """Let the name of an adapter serve its first ready revision. The caller has locked the adapter and publishes its
+    route.
+    """
+    weights = {revision_id: 1}
+    session.add(Alias(adapter_id=adapter.id, name=PROD, tenant_id=adapter.tenant_id, weights=weights))
+    session.flush()
+    details = {"alias": PROD, "weights": weights, "previous": None}
+    tenant_id = adapter.tenant_id
+    audit.record(session, actor=actor, action="alias.moved", target=adapter.id, tenant_id=tenant_id, details=details)
+
+
 def remove(session: Session, *, tenant_id: str, name: str, alias: str, actor: str) -> AliasChange:
-    """Remove an alias. Without ``prod`` the adapter's name serves its newest ready revision again. Raises NotFound."""
+    """Remove an alias. Without ``prod`` the adapter's name follows its newest ready revision. Raises NotFound."""
     adapter = adapters.find(session, tenant_id=tenant_id, name=name, lock=True)
     row = _find(session, adapter, alias)
     previous = _target(row.weights)

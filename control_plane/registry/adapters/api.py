@@ -48,7 +48,7 @@ class Adapters(Controller):
         web: NamedDependency[WebSettings],
     ) -> Response[AdapterView]:
         """Create an adapter: a name for a fine-tune of a base model. Its weights are uploaded as revisions. It counts
-        against the plan once a revision is ready.
+        against the plan once a revision is ready. A name whose revisions were all rejected is free again.
         """
         return idempotent.run(
             lambda session: service.create(
@@ -68,7 +68,7 @@ class Adapters(Controller):
         limit: PageLimit = 50,
         cursor: PageCursor = None,
     ) -> Page[AdapterView]:
-        """List the tenant's adapters, newest first."""
+        """List the tenant's adapters, newest first, without those whose revisions were all rejected."""
         with unit_of_work(engine) as session:
             return service.list_adapters(session, tenant_id=principal.own_tenant_id, cursor=cursor, limit=limit)
 
@@ -182,7 +182,7 @@ class Aliases(Controller):
         redis: NamedDependency[Redis],
         principal: NamedDependency[Principal],
     ) -> AliasMoved:
-        """Remove an alias. Without the alias `prod`, an adapter's name serves its newest ready revision."""
+        """Remove an alias. After the removal of `prod`, an adapter's name follows its newest ready revision."""
 
         def move(session: Session) -> aliases.AliasChange:
             return aliases.remove(

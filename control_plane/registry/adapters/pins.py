@@ -1,7 +1,7 @@
 """Pinned adapters, which replicas keep in host memory because the tenant's plan includes it, and their published form.
 
 The pinned revisions are those that the adapter's name serves: the revisions of its alias ``prod``, or its newest ready
-revision. When a plan shrinks, the oldest adapters keep their pins.
+revision after ``prod`` was removed. When a plan shrinks, the oldest adapters keep their pins.
 """
 
 from collections.abc import Collection, Iterator

@@ -8,17 +8,20 @@ from typing import Any, cast
 from sqlalchemy import func
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import QueryableAttribute, defer
+from sqlalchemy.sql.elements import ColumnElement
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import Select
 
 from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.registry import base_models
+from control_plane.registry.adapters import pins
 from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Revision
 from control_plane.registry.schemas import NAME, AdapterView, NewAdapter
 from control_plane.tenants import service as tenants
 from core import clock
 from core.contracts.routes import PROD, AdapterRoute, RevisionRoute
+from core.db import database_now
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
 
 _Aliases = dict[str, dict[str, int]] | None
@@ -49,6 +52,7 @@ def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str, unr
             f"adapters: {unready} have no ready revision; at most {unready_max} may have none. Delete some.",
             code="adapter_quota_exceeded",
         )
+    _free_rejected_name(session, tenant_id, new.name, actor)
     row = Adapter(tenant_id=tenant_id, base_model=base_model, name=new.name)
     session.add(row)
     try:
@@ -71,13 +75,13 @@ def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str, unr
 
 
 def get(session: Session, *, tenant_id: str, name: str) -> AdapterView:
-    """One of the tenant's adapters. Raises NotFound."""
+    """One of the tenant's adapters, also one whose revisions were all rejected. Raises NotFound."""
     return _view(session, find(session, tenant_id=tenant_id, name=name))
 
 
 def list_adapters(session: Session, *, tenant_id: str, cursor: str | None, limit: int) -> Page[AdapterView]:
-    """The tenant's adapters, newest first."""
-    mine = select(Adapter).where(Adapter.tenant_id == tenant_id, col(Adapter.deleted_at).is_(None))
+    """The tenant's adapters, newest first, without those whose revisions were all rejected."""
+    mine = select(Adapter).where(Adapter.tenant_id == tenant_id, col(Adapter.deleted_at).is_(None), ~_all_rejected())
     return page_of(session, mine, col(Adapter.id), lambda row: _view(session, row), cursor=cursor, limit=limit)
 
 
@@ -91,8 +95,8 @@ def count(session: Session, tenant_id: str) -> int:
 
 
 def count_names(session: Session, tenant_id: str) -> int:
-    """The number of the tenant's adapters, with and without a ready revision."""
-    mine = select(func.count()).select_from(Adapter)
+    """The number of the tenant's adapters that are listed, with and without a ready revision."""
+    mine = select(func.count()).select_from(Adapter).where(~_all_rejected())
     return session.exec(mine.where(col(Adapter.tenant_id) == tenant_id, col(Adapter.deleted_at).is_(None))).one()
 
 
@@ -107,6 +111,33 @@ def full_plan(session: Session, tenant_id: str) -> str | None:
 def has_ready_revision(session: Session, adapter: Adapter) -> bool:
     """Whether the adapter counts against the plan already."""
     return _newest_ready(session, adapter) is not None
+
+
+def _all_rejected() -> ColumnElement[bool]:
+    """Whether an adapter has revisions and all were rejected. Its reports can be read; it is not listed, and creating
+    its name again replaces it.
+    """
+    mine = select(Revision.id).where(Revision.tenant_id == Adapter.tenant_id, Revision.adapter_id == Adapter.id)
+    return mine.exists() & ~mine.where(Revision.status != "rejected").exists()
+
+
+def _free_rejected_name(session: Session, tenant_id: str, name: str, actor: str) -> None:
+    """Delete the adapter of this name if its revisions were all rejected. The caller has locked the tenant, so none is
+    announced meanwhile.
+    """
+    mine = select(Adapter).where(
+        Adapter.tenant_id == tenant_id, Adapter.name == name, col(Adapter.deleted_at).is_(None)
+    )
+    row = session.exec(mine.where(_all_rejected()).with_for_update()).first()
+    if row is None:
+        return
+    row.deleted_at = database_now(session)
+    session.add(row)
+    session.flush()
+    if row.pinned:
+        pins.refresh_tenants(session, [tenant_id])  # another pinned adapter may now be within the limit
+    details = {"name": name, "reason": "every revision was rejected, and the name was created again"}
+    audit.record(session, actor=actor, action="adapter.deleted", target=row.id, tenant_id=tenant_id, details=details)
 
 
 def names_of(session: Session, *, tenant_id: str, adapter_ids: AbstractSet[str]) -> dict[str, str]:

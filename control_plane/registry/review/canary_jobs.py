@@ -153,6 +153,7 @@ def decide(session: Session, result: CanaryResult) -> bool:
     A failure counts only from the newest attempt, because a later one may succeed. A success counts from any attempt,
     because a revision never changes.
     """
+    decision.lock_adapter(session, result.revision_id)
     attempts = col(Revision.canary_attempts)
     locked = select(Revision).where(
         Revision.id == result.revision_id,

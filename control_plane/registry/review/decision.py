@@ -12,7 +12,7 @@ from sqlmodel import Session, col, select
 from control_plane import metrics
 from control_plane.audit import service as audit
 from control_plane.publishing.outbox import publish_change
-from control_plane.registry.adapters import pins
+from control_plane.registry.adapters import aliases, pins
 from control_plane.registry.adapters import service as adapters
 from control_plane.registry.models import Adapter, Revision
 from core.db import database_now
@@ -22,20 +22,30 @@ WORKER: Final = "control_plane.worker"
 
 
 def accept(session: Session, row: Revision, *, actor: str = WORKER) -> None:
-    """Make a validated revision ready and publish its route, unless other adapters have filled the plan meanwhile. The
-    caller has locked the row in the state validating.
+    """Make a validated revision ready and publish its route, unless other adapters have filled the plan meanwhile. An
+    adapter's first ready revision also sets its alias ``prod``. The caller has locked the adapter, then the row in the
+    state validating.
     """
     assert row.checked_digest is not None, "only what validation accepted can be ready"
     adapter = session.get_one(Adapter, row.adapter_id)
-    if not adapters.has_ready_revision(session, adapter) and (full := adapters.full_plan(session, row.tenant_id)):
+    is_first = not adapters.has_ready_revision(session, adapter)
+    if is_first and (full := adapters.full_plan(session, row.tenant_id)):
         reject(session, row, [problem("adapter_quota_exceeded", full)], actor=actor)
         return
     row.status, row.digest = "ready", row.checked_digest
     _close(session, row, codes=[], actor=actor)
+    if is_first:
+        aliases.set_first(session, adapter, row.id, actor=actor)
     change = publish_change(session, "adapters", adapters.field_of(adapter))
     session.flush()
     row.ready_change_id = change.id
     pins.refresh(session, adapter)
+
+
+def lock_adapter(session: Session, revision_id: str) -> None:
+    """Lock a revision's adapter before the revision itself, as its deletion and changes of its aliases do."""
+    theirs = select(Adapter).join(Revision, col(Revision.adapter_id) == col(Adapter.id))
+    session.exec(theirs.where(Revision.id == revision_id).with_for_update(of=Adapter)).first()
 
 
 def reject(session: Session, row: Revision, problems: Sequence[dict[str, Any]], *, actor: str = WORKER) -> None:

@@ -101,6 +101,7 @@ def record(session: Session, job: ValidationJob, verdict: ValidationReport, *, c
     """Apply the verdict: reject the revision, or make it ready, or queue its canary run where one is required. Returns
     False when another worker has the job or the adapter was deleted. The caller holds the lock of an accepted digest.
     """
+    decision.lock_adapter(session, job.revision_id)
     row = _held(session, job)
     if row is None:
         return False

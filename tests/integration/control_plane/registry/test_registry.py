@@ -135,7 +135,7 @@ def test_the_plan_bounds_how_many_ready_adapters_there_are_and_a_deleted_one_fre
     tenant.adapter("one", base)
 
 
-def test_names_without_a_ready_revision_have_a_bound_of_their_own(settings, base):
+def test_names_without_a_ready_revision_have_a_bound_of_their_own(settings, base, engine):
     with running_api(replace(settings, web=settings.web.model_copy(update={"adapters_unready_max": 2}))) as api:
         api.register(base)
         tenant = api.tenant(adapters=50)
@@ -144,6 +144,8 @@ def test_names_without_a_ready_revision_have_a_bound_of_their_own(settings, base
         refused = tenant.http.post("/api/v1/adapters", json={"name": "three", "base_model": base.id})
         assert (refused.status_code, refused.json()["code"]) == (403, "adapter_quota_exceeded")
         assert "Delete some" in refused.json()["detail"]
+        ready_revision(engine, tenant.http.get("/api/v1/adapters/one").json()["id"], status="rejected")
+        tenant.adapter("three", base)
 
 
 def test_an_adapter_shows_its_newest_ready_revision_and_the_one_that_its_name_serves(api, base, engine):
@@ -162,6 +164,29 @@ def test_an_adapter_shows_its_newest_ready_revision_and_the_one_that_its_name_se
     assert shown() == (second, first)
     tenant.http.put("/api/v1/adapters/bot/aliases/prod", json={"weights": {first: 1, second: 1}}).raise_for_status()
     assert shown() == (second, None)
+
+
+def test_an_adapter_whose_revisions_were_all_rejected_is_not_listed_and_its_name_is_free(api, base, engine):
+    tenant = api.tenant()
+    api.register(tiny_base(id="other", hub_name="org/Other-1B")).raise_for_status()
+
+    def listed() -> list[str]:
+        return [each["name"] for each in tenant.http.get("/api/v1/adapters").json()["data"]]
+
+    wrong = tenant.adapter("bot", base)
+    assert listed() == ["bot"], "nothing was uploaded yet"
+    rejected, _ = ready_revision(engine, wrong["id"], status="rejected")
+    assert listed() == []
+    assert tenant.http.get("/api/v1/adapters/bot").json()["id"] == wrong["id"]
+    assert tenant.http.get(f"/api/v1/adapters/bot/revisions/{rejected}").json()["status"] == "rejected"
+    again = tenant.http.post("/api/v1/adapters", json={"name": "bot", "base_model": "other"})
+    assert (again.status_code, again.json()["base_model"]) == (201, "other")
+    assert listed() == ["bot"]
+    ready_revision(engine, again.json()["id"], status="rejected")
+    ready_revision(engine, again.json()["id"])
+    assert listed() == ["bot"]
+    taken = tenant.http.post("/api/v1/adapters", json={"name": "bot", "base_model": base.id})
+    assert (taken.status_code, taken.json()["code"]) == (409, "adapter_exists")
 
 
 def test_a_base_model_cannot_take_the_name_of_an_adapter(api, base):

@@ -95,17 +95,20 @@ def test_the_same_folder_goes_to_the_adapter_that_has_the_name_now(judging, judg
     assert f'is ready: call it as model="bot@{revision["id"]}"' in done.output
 
 
-def test_an_upload_says_what_the_name_and_each_alias_serve(judging, judged, folder, tmp_path):
+def test_an_upload_says_what_the_name_and_each_alias_serve_and_promote_moves_it(judging, judged, folder, tmp_path):
     done = tenora_upload(judging, judged, folder)
     assert '\nmodel="bot" serves it too\n' in done.output
     (first,) = judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]
-    judged.http.put("/api/v1/adapters/bot/aliases/prod", json={"revision": first["id"]}).raise_for_status()
-    done = tenora_upload(judging, judged, write_adapter(tmp_path / "second", BASE, rank=8, seed=2))
-    assert (
-        f'\nmodel="bot:prod" still serves {first["id"]}; to move it: PUT /api/v1/adapters/bot/aliases/prod'
-        in done.output
-    )
+    judged.http.put("/api/v1/adapters/bot/aliases/canary", json={"revision": first["id"]}).raise_for_status()
+    second_folder = write_adapter(tmp_path / "second", BASE, rank=8, seed=2)
+    done = tenora_upload(judging, judged, second_folder)
+    assert f'\nmodel="bot" still serves {first["id"]}; to move it: repeat this command with --promote' in done.output
+    assert f'\nmodel="bot:canary" still serves {first["id"]}; to move it: PUT ' in done.output
     assert "serves it too" not in done.output
+    done = tenora_upload(judging, judged, second_folder, "--promote")
+    assert '\nmodel="bot" serves it too\n' in done.output
+    second, _ = judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]
+    assert judged.http.get("/api/v1/adapters/bot").json()["serves"] == second["id"] != first["id"]
 
 
 def test_adapters_are_listed_with_whole_ids_on_a_narrow_terminal(judging, judged, folder):
@@ -163,6 +166,14 @@ def test_a_rejected_adapter_shows_its_report_and_can_be_tried_again(judging, jud
         assert "is rejected" in refused.output
         assert "adapter_type_not_supported" in refused.output
         assert "adapter_config.json" in refused.output
+    environment = {"TENORA_API_KEY": judged.key, "COLUMNS": "200"}
+    show, listed = (
+        CliRunner().invoke(main, ["adapters", "--control-url", judging.url, *words], env=environment).output
+        for words in (["show", "bot"], ["list"])
+    )
+    assert "no adapters yet" in listed
+    assert show.count("use_dora is true; only plain LoRA is served") == 2
+    assert "(adapter_type_not_supported)" in show
     assert len(judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]) == 2
 
 
@@ -178,8 +189,12 @@ def test_an_error_names_the_problem_and_the_fix(api, tenant, folder, tmp_path):
     assert (no_base.exit_code, "base_model_not_found" in no_base.output) == (1, True)
     bad_key = tenora_upload(api, tenant, folder, key="tnr_live_nonsense")
     assert (bad_key.exit_code, "invalid_api_key" in bad_key.output) == (1, True)
-    too_large = tenora_upload(api, api.tenant(adapter_bytes=1000), folder)
+    small = api.tenant(adapter_bytes=1000)
+    too_large = tenora_upload(api, small, folder)
     assert (too_large.exit_code, "upload_too_large" in too_large.output) == (1, True)
+    assert small.http.get("/api/v1/adapters/bot").status_code == 404, "it was created for this upload alone"
+    outside = tenora_upload(api, tenant, folder.parent)
+    assert (outside.exit_code, "out has an adapter: upload that folder" in outside.output) == (1, True)
     for refused in (no_weights, no_base, bad_key, too_large):
         assert "Traceback" not in refused.output
 

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from control_plane.publishing.outbox_relay import OutboxRelay
+from control_plane.registry.review import decision
 from control_plane.registry.review.canary_worker import CanaryWorker
 from core import redis_keys
 from core.contracts.canary import CanaryJob, CanaryResult, CanaryRunning
+from core.contracts.routes import AdapterRoute
 from tests.fixtures.control_plane.registry_rows import add_revision, beat, impatient
 
 
@@ -91,6 +93,34 @@ def test_a_revision_is_ready_once_a_replica_has_run_it(api, base, tenant, engine
     }
     assert redis.hexists(redis_keys.snapshot("adapters"), f"{tenant.id}/bot")
     assert redis.llen(redis_keys.CANARY_RESULTS) == 0
+
+
+def accepted_by_a_replica(tenant, engine, redis, base, exchange) -> dict:
+    """A revision that has just become ready."""
+    revision = add_revision(engine, tenant, "bot", ready=False)
+    beat(redis, base.id, replica_id="rep_1")
+    exchange.run_once()
+    (job,) = jobs(redis, base)
+    result(redis, job)
+    exchange.run_once()
+    return revision
+
+
+def test_the_first_ready_revision_sets_prod_and_later_ones_wait(base, tenant, engine, redis, relay, exchange):
+    first, second = (accepted_by_a_replica(tenant, engine, redis, base, exchange) for _ in range(2))
+    assert seen(tenant, second, relay)["status"] == "ready"
+    route = msgspec.json.decode(redis.hget(redis_keys.snapshot("adapters"), f"{tenant.id}/bot"), type=AdapterRoute)
+    assert (route.aliases, set(route.revisions)) == ({"prod": {first["id"]: 1}}, {first["id"], second["id"]})
+    shown = tenant.http.get("/api/v1/adapters/bot").json()
+    assert (shown["serves"], shown["newest_ready"]) == (first["id"], second["id"])
+    with engine.connect() as connection:
+        moved = connection.exec_driver_sql("SELECT actor, details FROM audit_events WHERE action = 'alias.moved'").all()
+    assert [(row.actor, row.details["weights"]) for row in moved] == [(decision.WORKER, {first["id"]: 1})]
+    tenant.http.delete("/api/v1/adapters/bot/aliases/prod").raise_for_status()
+    third = accepted_by_a_replica(tenant, engine, redis, base, exchange)
+    shown = tenant.http.get("/api/v1/adapters/bot").json()
+    assert shown["serves"] == third["id"], "without prod, which its tenant removed, the name follows the newest"
+    assert tenant.http.get("/api/v1/adapters/bot/aliases").json()["data"] == []
 
 
 @pytest.mark.parametrize("code", ["canary_failed_to_load", "canary_not_finite", "canary_no_effect"])
