@@ -22,6 +22,7 @@ from vllm.renderers.chat_utils import make_tool_call_id
 from vllm.tool_parsers.abstract_tool_parser import ToolParserManager
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
 
+from core.contracts.json_output import JSON_SPACES_MAX
 from data_plane.engine.tool_call_reader import Piece, ToolCallReader
 
 
@@ -39,6 +40,13 @@ class HermesToolParser(Hermes2ProToolParser):  # type: ignore[misc] # vLLM ships
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._reader = ToolCallReader()
+
+    def get_structural_tag(self, request: Any, **kwargs: Any) -> Any:
+        """VLLM's grammar of the calls, with a bound on white space in their arguments."""
+        tag = super().get_structural_tag(request, **kwargs)
+        for call in () if tag is None else tag.format.tags:
+            call.content.max_whitespace_cnt = JSON_SPACES_MAX
+        return tag
 
     def extract_tool_calls(self, model_output: str, *_: Any, **__: Any) -> Any:
         """The content and the calls of a whole answer, as far as they are written."""

@@ -6,7 +6,7 @@ openai_request.py builds the engine's body for both APIs; anthropic_messages.py 
 from typing import Any, Final
 
 from core.errors import InvalidRequest
-from data_plane.gateway.api import fields, tool_schemas
+from data_plane.gateway.api import fields, schema_constraints, tool_schemas
 from data_plane.gateway.api.anthropic_messages import chat_messages
 from data_plane.gateway.api.fields import invalid, unknown
 from data_plane.gateway.api.openai_request import (
@@ -179,7 +179,7 @@ def _as_function(where: str, tool: Any) -> dict[str, Any]:
         if isinstance(tool, dict) and not _asks_nothing(tool.get(name), neutral):
             raise fields.unsupported(f"{where}.{name}")
     passed = _TOOL_MARKS | _TOOL_REFUSED.keys()
-    function = tool_schemas.check_function(where, tool, schema="input_schema", passed=passed)
+    function = tool_schemas.check_function(where, tool, schema="input_schema", passed=passed, index=".{}")
     if "parameters" not in function["function"]:
         raise invalid(f"{where}.input_schema", "a JSON Schema")
     return function
@@ -215,6 +215,7 @@ def _answer_format(name: str, value: Any) -> dict[str, Any]:
     if given.get("type") != "json_schema":
         raise invalid(f"{name}.type", "`json_schema`")
     schema = tool_schemas.check_schema(f"{name}.schema", given.get("schema"))
+    schema_constraints.check(f"{name}.schema", schema, enforced=True, index=".{}", fix="")
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 

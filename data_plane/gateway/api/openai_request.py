@@ -136,11 +136,22 @@ def check_combinations(call: Call, options: dict[str, bool], limits: BodyLimits)
         raise invalid(call.paths.chosen_tool, "the name of a function in `tools`")
 
 
+def answer_form(call: Call) -> dict[str, Any] | None:
+    """The form of an answer in JSON. None for text, and where a tool has to be called."""
+    form = call.fields.get("response_format", {"type": "text"})
+    is_forced = call.tools is not None and call.fields.get("tool_choice", "auto") not in ("none", "auto")
+    if form["type"] == "text" or is_forced:
+        return None
+    return tool_schemas.json_form(form["json_schema"]["schema"] if "json_schema" in form else {"type": "object"})
+
+
 def engine_body(call: Call, *, model: str, max_tokens: int, cache_salt: str) -> bytes:
     """The body for an engine: the engine's name for the model, the reserved ceiling, the salt, and usage in every
     chunk.
     """
     body: dict[str, Any] = {**call.fields, "model": model, "max_tokens": max_tokens, "cache_salt": cache_salt}
+    if body.pop("response_format", None) and (form := answer_form(call)) is not None:
+        body["response_format"] = {"type": "structural_tag", "format": form}
     if call.messages is not None:
         body["messages"] = call.messages
     else:

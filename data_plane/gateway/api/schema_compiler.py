@@ -83,7 +83,7 @@ class SchemaCompiler:
     async def check(self, tenant_id: str, base: BaseModelRoute, call: Call) -> None:
         """Raises InvalidRequest for a schema that no engine can compile, TooManyRequests for too many new schemas."""
         for grammar in grammars_of(call):
-            named = f"{base.id}\0{base.tokenizer_sha256}\0{grammar.kind}\0".encode()
+            named = f"{base.id}\0{base.tokenizer_sha256}\0".encode()
             digest = hashlib.sha256(named + grammar.source).digest()
             if (known := self._results.get(digest)) is not None:
                 result = known.result
@@ -155,7 +155,7 @@ class SchemaCompiler:
         reason for one death.
         """
         schemas = [schema for _, schema in grammar.schemas]
-        frame = CompileGrammar(base.tokenizer_sha256, grammar.kind, grammar.source, schemas)
+        frame = CompileGrammar(base.tokenizer_sha256, grammar.source, schemas)
         try:
             for _ in range(_ATTEMPTS):
                 child = await self._ready_child(base)

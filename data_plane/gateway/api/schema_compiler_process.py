@@ -11,7 +11,7 @@ import struct
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -29,12 +29,9 @@ class LoadTokenizer(msgspec.Struct, tag=True):
 
 
 class CompileGrammar(msgspec.Struct, tag=True):
-    """A JSON Schema or a structural tag, as JSON, to compile for the tokenizer of this name. ``schemas`` are the
-    schemas in a tag.
-    """
+    """A structural tag, as JSON, to compile for the tokenizer of this name. ``schemas`` are the schemas in it."""
 
     name: str
-    kind: Literal["json_schema", "structural_tag"]
     source: bytes
     schemas: list[bytes]
 
@@ -134,8 +131,7 @@ def _compiler(library: Any, load: LoadTokenizer) -> Any:  # neither has types
 
 def _compile(compiler: Any, wanted: CompileGrammar) -> CompileResult:
     """Compile a grammar, and only after a failure its schemas, for the message."""
-    tag = wanted.kind == "structural_tag"
-    result = _compiled(compiler.compile_structural_tag if tag else compiler.compile_json_schema, wanted.source)
+    result = _compiled(compiler.compile_structural_tag, wanted.source)
     if result.problem:
         for index, schema in enumerate(wanted.schemas):
             if alone := _compiled(compiler.compile_json_schema, schema).problem:

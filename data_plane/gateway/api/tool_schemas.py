@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
+from core.contracts.json_output import JSON_SPACES_MAX
 from core.errors import InvalidRequest
-from data_plane.gateway.api import fields
+from data_plane.gateway.api import fields, schema_constraints
 from data_plane.gateway.api.fields import invalid, text
 
 SCHEMA_BYTES_MAX: Final = 65_536
@@ -17,6 +18,7 @@ SCHEMA_ENUM_MAX: Final = 1024
 PATTERN_CHARS_MAX: Final = 256
 
 _TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
+_WITHOUT_STRICT: Final = ", or set `strict` to false"
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -63,7 +65,19 @@ def _check_named_schema(outer: str, wrapper: Any) -> dict[str, Any]:
     checked = _check_named(outer, wrapper, "schema")
     if "schema" not in checked:
         raise invalid(f"{outer}.schema", "a JSON Schema")
+    is_strict = checked.get("strict") is not False
+    schema_constraints.check(
+        f"{outer}.schema", checked["schema"], enforced=is_strict, index="[{}]", fix=_WITHOUT_STRICT
+    )
     return checked
+
+
+def json_form(schema: Any) -> dict[str, Any]:
+    """JSON of a schema as a part of the engine's grammar, with a bound on the white space between its tokens."""
+    return {
+        "type": "json_schema", "json_schema": schema, "style": "json", "any_order": False, "excludes": [],
+        "max_whitespace_cnt": JSON_SPACES_MAX,
+    }  # fmt: skip
 
 
 def check_tools(name: str, value: Any) -> list[dict[str, Any]]:
@@ -73,12 +87,18 @@ def check_tools(name: str, value: Any) -> list[dict[str, Any]]:
     return [_check_tool(f"{name}[{index}]", tool) for index, tool in enumerate(value)]
 
 
-def check_function(where: str, value: Any, *, schema: str, passed: Container[str] = ()) -> dict[str, Any]:
+def check_function(
+    where: str, value: Any, *, schema: str, passed: Container[str] = (), index: str = "[{}]"
+) -> dict[str, Any]:
     """A function of the caller's API as OpenAI's tool. ``schema`` is the name of its JSON Schema there, ``passed`` are
-    its members without effect.
+    its members without effect, ``index`` is how positions in a list are written there.
     """
     checked = _check_named(where, value, schema, passed=passed)
     if schema in checked:
+        is_strict = checked.get("strict") is True
+        schema_constraints.check(
+            f"{where}.{schema}", checked[schema], enforced=is_strict, index=index, fix=_WITHOUT_STRICT
+        )
         checked["parameters"] = checked.pop(schema)
     return {"type": "function", "function": checked}
 

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from data_plane.gateway.api.grammar import grammars_of
 from data_plane.gateway.api.openai_request import BodyLimits, engine_body, parse_call
+from data_plane.gateway.api.tool_schemas import json_form
 from tests.fixtures.late_import import LateModule
 
 protocol = LateModule("vllm.entrypoints.openai.chat_completion.protocol")
 parsers = LateModule("vllm.parser.abstract_parser")
-hermes = LateModule("vllm.tool_parsers.hermes_tool_parser")
+tool_parser = LateModule("data_plane.engine.tool_parser")
 strict = LateModule("vllm.tool_parsers.tool_strict_level")
 
 SCHEMAS = st.sampled_from(
@@ -35,21 +36,20 @@ FORMS = st.sampled_from(
 )
 
 
-def engine_grammar(body: bytes) -> tuple[str, object] | None:
-    """The kind and the content of the grammar that vLLM compiles for a body, by its own code."""
+ANY_OBJECT = {"type": "structural_tag", "format": json_form({"type": "object"})}
+
+
+def engine_grammar(body: bytes) -> object:
+    """The grammar that vLLM compiles for a body, by its own code."""
     request = protocol.ChatCompletionRequest.model_validate_json(body)
     parser = parsers.DelegatingParser.__new__(parsers.DelegatingParser)
     parser._reasoning_parser = None
-    parser._tool_parser = hermes.Hermes2ProToolParser(object(), request.tools)
+    parser._tool_parser = tool_parser.HermesToolParser(object(), request.tools)
     parser.tool_strict_level = strict.ToolStrictLevel.PARAMETER
     params = parser.adjust_request(request).extract_structured_outputs()
     if params is None:
         return None
-    if params.structural_tag is not None:
-        return "structural_tag", json.loads(params.structural_tag)
-    if params.json_object:
-        return "json_object", None
-    return "json_schema", json.loads(params.json) if isinstance(params.json, str) else params.json
+    return json.loads(params.structural_tag)
 
 
 @given(
@@ -79,10 +79,10 @@ def test_the_last_grammar_of_a_call_is_what_vllm_compiles(schemas, choice, form,
     call = parse_call("chat", json.dumps(body).encode(), BodyLimits(24, 256))
     built = engine_grammar(engine_body(call, model="m", max_tokens=5, cache_salt="s"))
     grammars = list(grammars_of(call))
-    if built is None or built[0] == "json_object":  # one grammar for all callers
+    if built is None or built == ANY_OBJECT:  # one grammar for all callers
         assert grammars == []
     else:
-        assert (grammars[-1].kind, msgspec.json.decode(grammars[-1].source)) == built
+        assert msgspec.json.decode(grammars[-1].source) == built
 
 
 def test_the_grammar_is_compiled_from_the_text_that_is_compiled_in_the_gateway():
@@ -94,7 +94,7 @@ def test_the_grammar_is_compiled_from_the_text_that_is_compiled_in_the_gateway()
     }  # fmt: skip
     call = parse_call("chat", json.dumps(body).encode(), BodyLimits(24, 256))
     (grammar,) = grammars_of(call)
-    _, built = engine_grammar(engine_body(call, model="m", max_tokens=5, cache_salt="s"))
+    built = engine_grammar(engine_body(call, model="m", max_tokens=5, cache_salt="s"))
     assert json.dumps(json.loads(grammar.source)) == json.dumps(built)
 
 
@@ -112,3 +112,35 @@ def test_renamed_or_moved_tools_are_another_grammar(change):
         "a choice": lambda: source("a", "b", choice="required"),
     }
     assert source("a", "b") != others[change]()
+
+
+EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
+LIST = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "before", "pairs", "after"),
+    [
+        ({"response_format": {"type": "json_object"}}, "", ["{", "}"], ""),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": EMPTY}}},
+         "", ["{", "}"], ""),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": LIST}}},
+         "", ["{", '"a"', ":", "[", "1", ",", "2", "]", "}"], ""),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": LIST}}], "tool_choice": "required"},
+         '<tool_call>{"name": "f", "arguments": ', ["{", '"a"', ":", "[", "1", ",", "2", "]", "}"], "}</tool_call>"),
+    ],
+)  # fmt: skip
+def test_white_space_between_tokens_of_json_is_allowed_and_has_an_end(fields, before, pairs, after):
+    from xgrammar import Grammar
+    from xgrammar.testing import _is_grammar_accept_string
+
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    call = parse_call("chat", json.dumps(body).encode(), BodyLimits(24, 256))
+    grammar = Grammar.from_structural_tag(
+        json.dumps(engine_grammar(engine_body(call, model="m", max_tokens=5, cache_salt="s")))
+    )
+
+    def is_allowed(spaces: str) -> bool:
+        return _is_grammar_accept_string(grammar, before + spaces.join(pairs) + after)
+
+    assert [is_allowed(spaces) for spaces in ("", " ", "\n      ", "\n" * 9)] == [True, True, True, False]

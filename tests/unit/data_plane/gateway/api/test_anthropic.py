@@ -142,7 +142,7 @@ def test_an_invalid_field_is_named(fields, param):
 
 
 def test_a_schema_that_does_not_compile_is_named_by_anthropics_path():
-    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    form = {"format": {"type": "json_schema", "schema": {"type": "object", "title": "T"}}}
     body = {**HI, "tools": [TOOL, TOOL], "output_config": form}
     grammars = list(grammars_of(parse_messages("chat", json.dumps(body).encode(), LIMITS)))
     schemas = [path for path, _ in grammars[1].schemas]
@@ -152,3 +152,30 @@ def test_a_schema_that_does_not_compile_is_named_by_anthropics_path():
 
 def test_token_counting_accepts_no_field_that_shapes_an_answer():
     assert refusal("tokenize").param == "max_tokens"
+
+
+UNIQUE = {"type": "object", "properties": {"a": {"anyOf": [{"type": "array", "items": {}, "uniqueItems": True}]}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": UNIQUE}}},
+            "output_config.format.schema.properties.a.anyOf.0.uniqueItems",
+        ),
+        (
+            {"tools": [{"name": "f", "input_schema": UNIQUE, "strict": True}]},
+            "tools.0.input_schema.properties.a.anyOf.0.uniqueItems",
+        ),
+        ({"tools": [{"name": "f", "input_schema": UNIQUE}]}, None),
+    ],
+)
+def test_a_constraint_that_is_not_enforced_is_named_by_anthropics_path(fields, param):
+    raw = json.dumps({**HI, **fields}).encode()
+    if param is None:
+        parse_messages("chat", raw, LIMITS)
+        return
+    with pytest.raises(InvalidRequest) as refused:
+        parse_messages("chat", raw, LIMITS)
+    assert (refused.value.code, refused.value.param) == ("schema_invalid", param)

@@ -286,3 +286,27 @@ def test_tokenize_takes_messages_or_a_prompt_and_nothing_else():
     for body in ({"model": "m"}, {**CHAT, "prompt": "a"}, {**CHAT, "temperature": 1}):
         with pytest.raises(InvalidRequest):
             parse(body, "tokenize")
+
+
+UNIQUE = {"type": "array", "items": {}, "uniqueItems": True}
+_ANSWER = "response_format.json_schema.schema.uniqueItems"
+
+
+@pytest.mark.parametrize(
+    ("strict", "answer_param", "tool_param"),
+    [
+        ({"strict": True}, _ANSWER, "tools[0].function.parameters.uniqueItems"),
+        ({}, _ANSWER, None),
+        ({"strict": False}, None, None),
+    ],
+)
+def test_a_constraint_that_is_not_enforced_is_refused_where_the_caller_may_rely_on_it(strict, answer_param, tool_param):
+    answer = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": UNIQUE, **strict}}}
+    tool = {"tools": [{"type": "function", "function": {"name": "f", "parameters": UNIQUE, **strict}}]}
+    for fields, param in ((answer, answer_param), (tool, tool_param)):
+        if param is None:
+            parse({**CHAT, **fields})
+            continue
+        with pytest.raises(InvalidRequest) as refused:
+            parse({**CHAT, **fields})
+        assert (refused.value.code, refused.value.param) == ("schema_invalid", param)
