@@ -3,7 +3,8 @@
 import json
 from typing import Final
 
-from data_plane.gateway.api import anthropic_request, fields, openai_messages, tool_schemas
+from core.contracts.json_output import JSON_SPACES_MAX
+from data_plane.gateway.api import anthropic_request, fields, openai_messages, schema_constraints, tool_schemas
 from data_plane.gateway.settings import GatewaySettings
 
 _INTRO: Final = """# Inference requests
@@ -36,6 +37,22 @@ All tools of a request, with their names, descriptions and schemas, have at most
 (`TENORA_TOOLS_MAX_BYTES`); there is no limit on their number. One schema has at most {schema:,} bytes, {depth} levels,
 {nodes:,} nodes and {enum:,} values in an enum. A request with new tools waits until they compile, as one grammar: a
 second for thirty tools and a vocabulary of 49,152, four for 128; in proportion more for a larger vocabulary.
+
+## Constraints of a schema
+
+The engine's grammar enforces a schema while the answer is written. It cannot enforce all of JSON Schema. A schema of
+`response_format` or `output_config`, and of a tool with `"strict": true`, is refused with 400 `schema_invalid` where it
+demands more; `param` is the path of the keyword. With `"strict": false`, and in a tool without `strict`, such a
+constraint is ignored, unless the schema does not compile with it. White space between two tokens of JSON is at most
+{spaces} characters.
+
+- Not enforced: {unenforced}, `uniqueItems`, an `allOf` of several schemas, a `oneOf` whose schemas may allow the same
+  value, `required` names that `properties` lacks, `multipleOf` of fractions or beside a bound, and what stands beside
+  `$ref`, `const`, `enum`, `anyOf`, `oneOf` or `allOf`. `minLength`, `pattern` and the like need a `type`.
+- A `pattern` has to match the whole string. It cannot have lookaround, backreferences, `\\b`, `\\p`, anchors inside, or
+  characters that JSON escapes outside of a class. `minLength` and `maxLength` are not enforced beside it or a `format`.
+- Formats: {formats}. {any_text} are accepted and allow any string.
+- Other keywords, such as `title`, `default`, `examples` and `discriminator`, are annotations.
 """
 _KEYS: Final = """
 ## Idempotency-Key
@@ -98,6 +115,10 @@ def _message_bounds() -> dict[str, str | int]:
         "depth": tool_schemas.SCHEMA_DEPTH_MAX,
         "nodes": tool_schemas.SCHEMA_NODES_MAX,
         "enum": tool_schemas.SCHEMA_ENUM_MAX,
+        "spaces": JSON_SPACES_MAX,
+        "unenforced": ", ".join(f"`{name}`" for name in schema_constraints.UNENFORCED),
+        "formats": ", ".join(f"`{name}`" for name in sorted(schema_constraints.FORMATS)),
+        "any_text": ", ".join(f"`{name}`" for name in sorted(schema_constraints.ANY_TEXT)),
     }
 
 

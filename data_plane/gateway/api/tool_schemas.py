@@ -75,8 +75,8 @@ def _check_named_schema(outer: str, wrapper: Any) -> dict[str, Any]:
 def json_form(schema: Any) -> dict[str, Any]:
     """JSON of a schema as a part of the engine's grammar, with a bound on the white space between its tokens."""
     return {
-        "type": "json_schema", "json_schema": schema, "style": "json", "any_order": False, "excludes": [],
-        "max_whitespace_cnt": JSON_SPACES_MAX,
+        "type": "json_schema", "json_schema": schema, "style": "json", "any_order": False,
+        "max_whitespace_cnt": JSON_SPACES_MAX, "excludes": [],
     }  # fmt: skip
 
 

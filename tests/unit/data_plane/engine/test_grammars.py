@@ -21,7 +21,7 @@ SCHEMAS = st.sampled_from(
     [
         None,
         {},
-        {"type": "object", "properties": {"x": {"type": "integer", "default": None, "enum": [1, None]}}},
+        {"type": "object", "properties": {"x": {"type": ["integer", "null"], "default": None, "enum": [1, None]}}},
         {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "null"}}, "required": ["b"]},
         {"type": "object", "properties": {"é": {"$ref": "#/$defs/d"}}, "$defs": {"d": {"type": "number"}}},
     ]

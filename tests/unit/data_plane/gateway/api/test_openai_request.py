@@ -227,9 +227,10 @@ def test_values_that_ask_for_little_reach_the_engine_in_a_form_that_it_takes():
     tool = {"type": "function", "function": nulls, "cache_control": None}
     form = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": [None]}, "strict": None}}
     choice = {"type": "function", "function": {"name": "f", "description": None}}
-    sent = for_engine({**CHAT, "tools": [tool], "tool_choice": choice, "response_format": form})
+    sent = for_engine({**CHAT, "tools": [tool], "tool_choice": choice})
     assert (sent["tools"], sent["tool_choice"]) == ([bare], {"type": "function", "function": {"name": "f"}})
-    assert sent["response_format"]["json_schema"] == {"name": "s", "schema": {"enum": [None]}}
+    sent = for_engine({**CHAT, "response_format": form})
+    assert sent["response_format"]["format"]["json_schema"] == {"enum": [None]}
 
 
 def test_the_tools_of_coding_agents_fit():
