@@ -1,7 +1,7 @@
 """The grammars that an engine compiles for a call, exactly as vLLM 0.32 builds them. Pure.
 
 An answer in JSON is a structural tag of our own: with a ``json_schema``, vLLM allows white space without end, and
-refuses schemas by rules that no caller is told. With tools, vLLM merges all of them, with their names, into one
+refuses schemas without naming the reason. With tools, vLLM merges all of them, with their names, into one
 structural tag (format ``hermes`` in ``vllm/tool_parsers/structural_tag_registry.py``, and
 ``vllm/parser/abstract_parser.py``). A tool that is renamed or moved therefore makes a new grammar.
 ``schema_compiler.py`` compiles the result first, so that nothing else is compiled in an engine.
