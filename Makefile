@@ -32,7 +32,7 @@ coverage: setup ## the percentage of the source packages' lines that `make test`
 	@rm -f .coverage .coverage.*; $(BIN)/coverage run -m pytest -n $(TEST_WORKERS) --no-loadscope-reorder; tested=$$?; \
 	  $(BIN)/coverage combine -q && $(BIN)/coverage report --format=total && exit $$tested
 
-test-clients: setup ## instructor, litellm, LangChain, LlamaIndex and openai for Node against a gateway
+test-clients: setup ## anthropic, instructor, litellm, LangChain, LlamaIndex, openai for Node, Vercel's AI SDK and Java against a gateway
 	@sh requirements/clients.sh && $(PYTEST) -m clients
 
 fuzz: setup ## look for uploads that the header reader misreads, for FUZZ_SECONDS (60)

@@ -11,6 +11,11 @@ if command -v npm >/dev/null; then
   cp requirements/clients.package.json .clients/package.json
   npm install --prefix .clients --silent --no-audit --no-fund --no-package-lock --ignore-scripts
 else
-  echo "npm is not installed: the client for Node is left out" >&2
+  echo "npm is not installed: the clients for Node are left out" >&2
+fi
+if command -v javac >/dev/null; then
+  ln -s "$(command -v java)" .clients/bin/java
+else
+  echo "no JDK is installed: Java's HttpClient is left out" >&2
 fi
 echo "$wanted" > .clients/installed

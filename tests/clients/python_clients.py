@@ -45,17 +45,46 @@ def litellm(url: str, key: str) -> dict:
     theirs = {"model": f"anthropic/{MODEL}", "api_base": url.removesuffix("/v1"), "api_key": key}
     message = litellm.completion(messages=said, max_tokens=64, **theirs)
     overflows = 0
+    long = [{"role": "user", "content": "word " * 20_000}]
     for api in (ours, theirs):
-        try:
-            litellm.completion(messages=said, max_tokens=1_000_000, **api)
-        except litellm.ContextWindowExceededError:
-            overflows += 1
+        for asked in ({"messages": said, "max_tokens": 1_000_000}, {"messages": long, "max_tokens": 8}):
+            try:
+                litellm.completion(**asked, **api)
+            except litellm.ContextWindowExceededError:
+                overflows += 1
     return {
         "overflows": overflows,
         "text": whole.choices[0].message.content,
         "usage": whole.usage.prompt_tokens,
         "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
         "message": message.choices[0].message.content,
+    }
+
+
+def anthropic(url: str, key: str) -> dict:
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key=key)
+    said = [{"role": "user", "content": "hi"}]
+    asked = {"model": MODEL, "max_tokens": 64}
+    whole = client.messages.create(messages=said, **asked)
+    with client.messages.stream(messages=said, **asked) as stream:
+        final = stream.get_final_message()
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [{"name": "get_weather", "description": "The weather.", "input_schema": schema}]
+    choice = {"type": "tool", "name": "get_weather"}
+    called = client.messages.create(messages=said, tools=tools, tool_choice=choice, **asked)
+    begun = client.messages.create(messages=[*said, {"role": "assistant", "content": "The weather is"}], **asked)
+    models = client.models.list()
+    return {
+        "text": whole.content[0].text,
+        "streamed": final.content[0].text,
+        "usages": [each.usage.input_tokens + each.usage.cache_read_input_tokens for each in (whole, final)],
+        "call": [called.stop_reason, called.content[0].name, called.content[0].input],
+        "begun": begun.content[0].text,
+        "models": [model.id for model in models],
+        "model": client.models.retrieve(MODEL).id,
+        "counted": client.messages.count_tokens(model=MODEL, messages=said).input_tokens,
     }
 
 
@@ -92,6 +121,18 @@ def langchain(url: str, key: str) -> dict:
     }
 
 
+def langchain_completions(url: str, key: str) -> dict:
+    """It sends every prompt in a list, and up to 20 of them at once."""
+    from langchain_openai import OpenAI
+
+    model = OpenAI(model=MODEL, base_url=url, api_key=key, max_tokens=8)
+    return {
+        "one": model.invoke("hi"),
+        "streamed": "".join(model.stream("hi")),
+        "many": model.batch(["hi", "what?", "so"]),
+    }
+
+
 def llama_index(url: str, key: str) -> dict:
     from llama_index.core.llms import ChatMessage
     from llama_index.llms.openai_like import OpenAILike
@@ -103,7 +144,8 @@ def llama_index(url: str, key: str) -> dict:
 
 
 CLIENTS: dict[str, Callable[[str, str], dict]] = {
-    "instructor": instructor, "litellm": litellm, "langchain": langchain, "llama_index": llama_index,
+    "anthropic": anthropic, "instructor": instructor, "litellm": litellm,
+    "langchain": langchain, "langchain_completions": langchain_completions, "llama_index": llama_index,
 }  # fmt: skip
 
 

@@ -158,3 +158,14 @@ def test_connections_of_one_address_are_limited(start):
         assert b'"code":"overloaded"' in received
         assert b"retry-after: 1" in received
     wait_until(lambda: api.anyone.get("/healthz").status_code == 200, what="connections to be free again")
+
+
+def test_a_body_survives_an_offer_to_upgrade(shared_api):
+    body = b'{"name": "acme", "plan": "none"}'
+    with connect(shared_api) as connection:
+        connection.sendall(
+            b"POST /api/v1/admin/tenants HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings, close\r\n"
+            b"upgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\ncontent-type: application/json\r\nauthorization: Bearer "
+            + shared_api.admin_secret.encode() + b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )  # fmt: skip
+        assert b"none" in response(connection)  # it read the body, whose plan does not exist

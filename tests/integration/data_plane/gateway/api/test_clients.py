@@ -43,9 +43,20 @@ def test_instructor_gets_its_models_by_tool_and_by_schema(tenant):
 @pytest.mark.clients("bin/python")
 def test_litellm_gets_whole_and_streamed_answers(tenant):
     output = python_client(tenant, "litellm")
-    assert output["overflows"] == 2, "its fallbacks for long contexts run, through either API"
+    assert output["overflows"] == 4, "its fallbacks for long contexts run, through either API"
     assert [output["text"], output["streamed"], output["message"]] == answers(tenant)
     assert output["usage"] == tenant.events()[0].input_tokens
+
+
+@pytest.mark.clients("bin/python")
+def test_anthropic_chats_streams_calls_continues_and_lists_models(tenant):
+    output = python_client(tenant, "anthropic")
+    whole, streamed, call, begun = answers(tenant)
+    assert (output["text"], output["streamed"], output["begun"]) == (whole, streamed, begun)
+    assert output["usages"] == [event.input_tokens for event in tenant.events()[:2]]
+    assert output["call"] == ["tool_use", "get_weather", json.loads(call)]
+    assert output["models"] == [output["model"]] == ["tiny-chat"]
+    assert output["counted"] == tenant.events()[0].input_tokens
 
 
 @pytest.mark.clients("bin/python")
@@ -57,6 +68,15 @@ def test_langchain_calls_tools_and_continues(tenant):
     assert output["result"] == "sunny in amber"
     assert output["overflow"] == "context_length_exceeded"
     assert output["usage"] == tenant.events()[0].input_tokens
+
+
+@pytest.mark.clients("bin/python")
+def test_langchain_completes_prompts_in_lists(tenant):
+    output = python_client(tenant, "langchain_completions")
+    one, streamed, many = (answer.strip() for answer in answers(tenant))
+    assert (output["one"].strip(), output["streamed"].strip()) == (one, streamed)
+    assert len(output["many"]) == 3
+    assert "".join(output["many"]).split() == many.split()
 
 
 @pytest.mark.clients("bin/python")
@@ -97,3 +117,23 @@ def test_openai_for_node_gets_the_error_that_ends_a_stream(stack, tenant):
     assert event.output_tokens == 3
     assert output["streamed"] == "".join(journal.words)
     assert output["failed"] == ["APIError", "replica_failed", "server_error"]
+
+
+@pytest.mark.clients("node_modules/ai")
+def test_the_vercel_ai_sdk_chats_streams_walks_with_tools_and_follows_schemas(tenant):
+    output = ran("node", "vercel_client.mjs", tenant)
+    whole, streamed, _, then, shaped, completed = answers(tenant)
+    assert (output["text"], output["streamed"], output["completed"]) == (whole, streamed, completed)
+    assert output["usage"] == tenant.events()[1].input_tokens
+    assert (output["calls"], output["then"]) == (["sunny in amber"], then)
+    assert output["shaped"] == json.loads(shaped)
+    assert output["refused"] == [404, False]
+
+
+@pytest.mark.clients("bin/java")
+def test_the_jdks_http_client_keeps_its_body_although_it_offers_http_2(tenant):
+    output = ran(str(CLIENTS / "bin" / "java"), "JavaClient.java", tenant)
+    whole, _ = answers(tenant)
+    assert output["status"] == 200
+    assert output["answer"]["choices"][0]["message"]["content"] == whole
+    assert output["events"] > 5
