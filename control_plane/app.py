@@ -60,7 +60,7 @@ from control_plane.request_paths import RequestPaths
 from control_plane.request_slots import RequestSlots
 from control_plane.settings import ControlSettings, WebSettings
 from control_plane.tenants.api import AdminTenants, OwnTenant
-from control_plane.tenants.terms_api import AdminTenantTerms
+from control_plane.tenants.terms_api import AdminTenantTerms, OwnPlanOfTenant
 from control_plane.usage.api import OwnQuota, OwnUsage, TenantUsage
 from control_plane.usage.organization_api import OrganizationUsage
 from core import db
@@ -216,6 +216,7 @@ def _tenant(authenticator: Authenticator) -> Router:
         guards=[tenant_key(authenticator), refuse_unknown_parameters],
         route_handlers=[
             OwnTenant,
+            OwnPlanOfTenant,
             OwnQuota,
             ApiKeys,
             BaseModels,

@@ -68,6 +68,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "discounts": _PRICES,
     "discount_ends": _PRICES,
     "price_overrides": _PRICES,
+    "withdrawn_price_versions": _PRICES,
     "plan_drafts": {WEB: "SELECT, INSERT, UPDATE", WORKER: _READ},
     "period_states": _LEDGER,
     "resource_hours": _METERED,

@@ -7,6 +7,7 @@ exactly. A test requires an entry for every field of the document.
 from typing import Any, Final
 
 from control_plane.billing_fields import BILLING_FIELDS, BILLING_FIELDS_OF_TYPES
+from control_plane.dollars import description_of
 
 _FIELDS: Final[dict[str, str]] = {
     "aborted_prefill_tokens": "Prompt tokens of requests that were aborted before their first token; input.",
@@ -332,6 +333,7 @@ _OF_PATHS: Final[dict[str, str]] = {
     "event_id": "Id of the event at Stripe.",
     "invoice_id": "Id of the invoice.",
     "key_id": "Id of the API key.",
+    "number": "Number of the version.",
     "limit_id": "Id of the spending limit.",
     "line_id": "Id of the invoice's line.",
     "lot_id": "Id of the lot of credit.",
@@ -359,7 +361,7 @@ def described(document: dict[str, Any]) -> dict[str, Any]:  # an OpenAPI documen
                     parameter.setdefault("description", _OF_PATHS[parameter["name"]])
     for name, schema in document.get("components", {}).get("schemas", {}).items():
         for field, found in schema.get("properties", {}).items():
-            text = of_type.get(f"{name}.{field}", by_name.get(field))
+            text = of_type.get(f"{name}.{field}") or by_name.get(field) or description_of(field)
             if text is not None:
                 found.setdefault("description", text)
     return document

@@ -11,6 +11,7 @@ import msgspec
 from litestar import Litestar
 from litestar.routes import HTTPRoute
 
+from control_plane import dollars
 from control_plane.field_descriptions import described
 from control_plane.idempotency.service import KEY
 from control_plane.registry.schemas import NAME
@@ -38,6 +39,7 @@ def completed(document: dict[str, Any], app: Litestar) -> dict[str, Any]:
     """The document of ``app`` as JSON, complete and with a description of each field. Changes it in place."""
     types = [*_body_types(app), Acknowledged]
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    dollars.describe(schemas)
     document["components"]["schemas"] |= schemas
     for path, operations in document["paths"].items():
         for method, operation in operations.items():

@@ -14,6 +14,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import QueryParameter
 from msgspec import inspect
 
+from control_plane import dollars
 from core import strict_json
 from core.errors import InvalidRequest, UnsupportedMedia
 
@@ -66,10 +67,15 @@ class StrictRequest(Request[Any, Any, State]):
             )
         field = self.route_handler.parsed_data_field
         assert field is not None, "only handlers with a body read it"
+        body = await self.body()
+        has_dollars = b"_usd" in body
+        if has_dollars:
+            body = dollars.converted(body, field.annotation)
         try:
-            return msgspec.json.decode(await self.body(), type=field.annotation)
+            return msgspec.json.decode(body, type=field.annotation)
         except msgspec.ValidationError as error:
-            raise invalid_field(error, field.annotation) from error
+            problem = invalid_field(error, field.annotation)
+            raise (dollars.renamed(problem, await self.body()) if has_dollars else problem) from error
         except msgspec.DecodeError as error:
             raise _not_json(await self.body(), error) from error
         except (RecursionError, UnicodeDecodeError) as error:

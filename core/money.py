@@ -4,13 +4,17 @@ One nanodollar per token is a tenth of a cent per million tokens, so every token
 rating is exact. No float touches money.
 """
 
+import re
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Final
 
 NANOS_PER_CENT: Final = 10_000_000
 NANOS_PER_DOLLAR: Final = 1_000_000_000
 _PPM: Final = 1_000_000
 _PERMILLE: Final = 1_000
+USD_PATTERN: Final = r"^-?[0-9]{1,15}(\.[0-9]{1,15})?$"
+"""Dollars as people write them: no exponent, no sign of the currency, no spaces."""
 
 
 def round_to_cents(amount_nanos: int) -> int:
@@ -73,3 +77,18 @@ def format_usd(amount_nanos: int) -> str:
     dollars, nanos = divmod(abs(amount_nanos), NANOS_PER_DOLLAR)
     fraction = f"{nanos:09d}".rstrip("0").ljust(2, "0")
     return f"{sign}${dollars:,}.{fraction}"
+
+
+def format_plain_usd(amount_nanos: int) -> str:
+    """``1234.5``: dollars as a decimal that ``units_of_usd`` reads again, without trailing zeros."""
+    return format_usd(amount_nanos).replace("$", "").replace(",", "").removesuffix(".00")
+
+
+def units_of_usd(text: str, units_per_dollar: int) -> int | None:
+    """Exact: the units, such as nanodollars, of a number of dollars. None for what is no plain decimal number, or not a
+    whole number of units.
+    """
+    if not re.fullmatch(USD_PATTERN, text) or text.endswith("\n"):
+        return None
+    units = Fraction(text) * units_per_dollar
+    return units.numerator if units.denominator == 1 else None

@@ -27,6 +27,15 @@ class PriceVersion(SQLModel, table=True):
     created_at: datetime = Field(sa_type=Instant)
 
 
+class WithdrawnPriceVersion(SQLModel, table=True):
+    """A price version that was withdrawn before it began, and never holds."""
+
+    __tablename__ = "withdrawn_price_versions"
+
+    price_version_id: str = Field(primary_key=True, foreign_key="price_versions.id")
+    withdrawn_at: datetime = Field(sa_type=Instant)
+
+
 class PlanAssignment(SQLModel, table=True):
     """Which plan prices a tenant's usage from an instant on, until a later assignment of the same tenant. Of two from
     the same instant on, the one that was made last holds.

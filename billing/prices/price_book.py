@@ -7,22 +7,25 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
+import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.locks import serialize_decision
 from billing.periods import EPOCH, TICK, aware
 from billing.prices import card as price_card
 from billing.prices.card import PriceCard
-from billing.prices.models import PlanAssignment, PriceOverride, PriceVersion
+from billing.prices.models import PlanAssignment, PriceOverride, PriceVersion, WithdrawnPriceVersion
 from billing.views import PriceView
 from core import clock
 from core.contracts.usage import UsageEvent
 from core.db import database_now
-from core.errors import Conflict, InvalidRequest
+from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import new_id
+
+_WITHDRAWN_BEFORE: Final = timedelta(seconds=60)
 
 
 class EventPrice(NamedTuple):
@@ -159,7 +162,7 @@ def load(session: Session, tenant_ids: Iterable[str]) -> PriceBook:
     versions: dict[str, list[PriceView]] = defaultdict(list)
     for version in session.exec(
         select(PriceVersion)
-        .where(col(PriceVersion.plan_id).in_(plan_ids | overrides.keys()))
+        .where(col(PriceVersion.plan_id).in_(plan_ids | overrides.keys()), _not_withdrawn())
         .order_by(col(PriceVersion.effective_from))
     ):
         versions[version.plan_id].append(view(version))
@@ -199,9 +202,13 @@ def add_version(
             )
     made = select(PriceVersion.effective_from, PriceVersion.created_at).where(PriceVersion.plan_id == plan_id)
     others = dict(session.exec(made).all())
+    made_at = select(PriceVersion.effective_from).where(PriceVersion.plan_id == plan_id)
     # A database clock that was set back must not order this version before one that began when it was made.
     at_once = max([now, *(begins + TICK for begins, created_at in others.items() if begins <= created_at)])
     begins = effective_from or (at_once if others or not first_since_epoch else EPOCH)
+    withdrawn_at = set(session.exec(made_at.where(~_not_withdrawn())))
+    while begins in withdrawn_at:  # no two rows begin at once, also when one of them never holds
+        begins += TICK
     if begins in others:
         raise Conflict(
             f"plan {plan_id} already has prices from {begins.isoformat()} on; choose another effective_from.",
@@ -213,6 +220,48 @@ def add_version(
     session.add(version)
     session.flush()
     return view(version)
+
+
+def withdraw(session: Session, version_id: str) -> datetime:
+    """Withdraw a version before it begins, so that it never holds. Withdrawing again changes nothing. Returns when it
+    was withdrawn. Raises NotFound, and Conflict for one that has begun, or begins within a minute: gateways and
+    billing may have it already.
+    """
+    version = session.get(PriceVersion, version_id)
+    if version is None:
+        raise NotFound("Price version not found.", code="plan_version_not_found")
+    serialize_decision(session, f"prices of plan {version.plan_id}")
+    known = session.get(WithdrawnPriceVersion, version_id)
+    if known is not None:
+        return known.withdrawn_at
+    now = database_now(session)
+    if version.effective_from < now + _WITHDRAWN_BEFORE:
+        raise Conflict(
+            f"The version begins at {version.effective_from.isoformat()}, and can be withdrawn until "
+            f"{_WITHDRAWN_BEFORE.seconds} s before. Add a version with the earlier prices instead.",
+            code="plan_version_begun",
+        )
+    session.add(WithdrawnPriceVersion(price_version_id=version_id, withdrawn_at=now))
+    session.flush()
+    return now
+
+
+def withdrawn(session: Session, plan_id: str) -> dict[str, datetime]:
+    """When versions of a plan were withdrawn, by their ids."""
+    rows = session.exec(
+        select(WithdrawnPriceVersion)
+        .join(PriceVersion, col(PriceVersion.id) == WithdrawnPriceVersion.price_version_id)
+        .where(PriceVersion.plan_id == plan_id)
+    )
+    return {row.price_version_id: row.withdrawn_at for row in rows}
+
+
+def _not_withdrawn() -> sa.ColumnElement[bool]:
+    return ~(
+        select(WithdrawnPriceVersion.price_version_id)
+        .where(WithdrawnPriceVersion.price_version_id == PriceVersion.id)
+        .exists()
+    )
 
 
 def list_versions(session: Session, *, plan_id: str) -> list[PriceView]:

@@ -1,6 +1,6 @@
 """Admin routes of plans and their versions."""
 
-from litestar import Controller, Response, get, post, put
+from litestar import Controller, Response, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
@@ -63,8 +63,8 @@ class AdminPlans(Controller):
         change_handlers: NamedDependency[ChangeHandlers],
         base_model_ids: NamedDependency[service.BaseModelIds],
     ) -> Response[PlanVersionView]:
-        """Add a version with new limits and prices. It applies to every tenant on the plan, at once or from its
-        `effective_from` on.
+        """Add a version with what changes of limits and prices. It applies to every tenant on the plan, at once or from
+        its `effective_from` on.
         """
 
         def add(session: Session) -> PlanVersionView:
@@ -156,6 +156,18 @@ class AdminPlans(Controller):
             return version
 
         return idempotent.run(publish)
+
+    @delete("/{plan_id:str}/versions/{number:int}", sync_to_thread=True, status_code=200)
+    def withdraw_plan_version(
+        self,
+        plan_id: FromPath[str],
+        number: FromPath[int],
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+    ) -> PlanVersionView:
+        """Withdraw a version that has not begun. It stays in the list, and never applies."""
+        with unit_of_work(engine) as session:
+            return service.withdraw_version(session, plan_id, number, actor=principal.key_id)
 
     @get("/{plan_id:str}/versions", sync_to_thread=True)
     def list_plan_versions(

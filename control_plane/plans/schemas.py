@@ -3,11 +3,12 @@ exactly.
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_type_hints
 
 import msgspec
 
 from billing.prices.card import PriceCard
+from control_plane.plans.price_views import PriceCardView
 from core.contracts.grants import Limits
 
 Rate = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)]
@@ -53,13 +54,30 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     when_quota_is_unavailable: WithoutQuota = "closed"
 
 
+if TYPE_CHECKING:
+    LimitsChange = LimitsBody
+    PricesChange = PriceCard
+else:
+
+    def _change_of(name: str, whole: type[msgspec.Struct]) -> type[msgspec.Struct]:
+        """The same fields, each of which may be left out."""
+        hints = get_type_hints(whole, include_extras=True)
+        fields = [(field, hints[field] | msgspec.UnsetType, msgspec.UNSET) for field in whole.__struct_fields__]
+        made = msgspec.defstruct(name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True, module=__name__)
+        made.__doc__ = f"Fields of ``{whole.__name__}`` that change. A list replaces the whole list."
+        return made
+
+    LimitsChange = _change_of("LimitsChange", LimitsBody)
+    PricesChange = _change_of("PricesChange", PriceCard)
+
+
 class NewPlanVersion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """New limits and prices of a plan, from ``effective_from`` on, or from now on. With ``base_version``, only if that
-    is the plan's newest version.
+    """What changes of a plan's limits and prices from ``effective_from`` on, or from now on. All other fields are those
+    of the version that holds then. With ``base_version``, only if that is the plan's newest version.
     """
 
-    limits: LimitsBody
-    prices: PriceCard
+    limits: LimitsChange | msgspec.UnsetType = msgspec.UNSET
+    prices: PricesChange | msgspec.UnsetType = msgspec.UNSET
     effective_from: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     base_version: VersionNumber | None = None
 
@@ -87,7 +105,7 @@ class PlanDraftView(msgspec.Struct, frozen=True, kw_only=True):
     plan_id: str
     base_version: int
     limits: Limits
-    prices: PriceCard
+    prices: PriceCardView
     created_by: str
     created_at: datetime
     published_version_id: str | None
@@ -114,14 +132,17 @@ class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class PlanVersionView(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a plan. Of those that have begun, the one that began last applies."""
+    """One version of a plan. Of those that have begun, the one that began last applies. One that was withdrawn never
+    begins.
+    """
 
     id: str
     number: int
     limits: Limits
-    prices: PriceCard
+    prices: PriceCardView
     effective_from: datetime
     created_at: datetime
+    withdrawn_at: datetime | None
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +152,6 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: int
     limits: Limits
-    prices: PriceCard
+    prices: PriceCardView
     price_version_id: str
     created_at: datetime

@@ -4,14 +4,15 @@ usage.
 
 from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import Struct
 from sqlalchemy import func
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
-from billing.periods import aware
+from billing.periods import EPOCH, aware
 from billing.prices import card as price_card
 from billing.prices import price_book
 from billing.prices.card import PriceCard
@@ -20,6 +21,7 @@ from billing.views import SimulatedTenant
 from control_plane.audit import service as audit
 from control_plane.paging import Page, decode_cursor, encode_cursor, page_of
 from control_plane.plans.models import Plan, PlanVersion
+from control_plane.plans.price_views import shown
 from control_plane.plans.schemas import LimitsBody, NewPlan, NewPlanVersion, NewSimulation, PlanVersionView, PlanView
 from core.contracts.grants import Limits
 from core.db import database_now
@@ -28,6 +30,7 @@ from core.errors import Conflict, InvalidRequest, NotFound
 _SIMULATED_MAX: Final = 100  # tenants in one answer
 _SIMULATED_TIME_MAX: Final = timedelta(days=400)
 
+T = TypeVar("T", LimitsBody, PriceCard)
 BaseModelIds = Callable[[Session], Collection[str]]
 """Reads the ids of all base models, which belong to a room above this one."""
 
@@ -62,17 +65,51 @@ def add_version(
     InvalidRequest as ``create`` does or for an instant in
     the past.
     """
-    price_card.check(new.prices, base_models=base_models)
     plan = session.exec(select(Plan).where(Plan.id == plan_id).with_for_update()).first()
     if plan is None:
         raise _no_plan(plan_id)
     newest = newest_number(session, plan_id)
     require_newest(new.base_version, newest)
+    at = max(new.effective_from or EPOCH, database_now(session))
+    limits, prices = _changed(_version_at(session, plan_id, at), new)
+    price_card.check(prices, base_models=base_models)
     number = newest + 1
-    version = _add_version(session, plan, new.limits, new.prices, number=number, effective_from=new.effective_from)
+    version = _add_version(session, plan, limits, prices, number=number, effective_from=new.effective_from)
     details = {"number": number, "effective_from": version.effective_from.isoformat()}
     audit.record(session, actor=actor, action="plan.version_added", target=plan.id, details=details)
     return _version_view(version)
+
+
+def _changed(base: PlanVersion, new: NewPlanVersion) -> tuple[LimitsBody, PriceCard]:
+    """The limits and prices of a version with the changes. Raises InvalidRequest for no change."""
+    if new.limits is msgspec.UNSET and new.prices is msgspec.UNSET:
+        raise InvalidRequest("limits: give what changes of limits or prices.", code="missing_field", param="limits")
+    return _merged(base.limits, new.limits, LimitsBody, "limits"), _merged(base.prices, new.prices, PriceCard, "prices")
+
+
+def _merged(before: dict[str, Any], change: Struct | msgspec.UnsetType, whole: type[T], name: str) -> T:
+    if isinstance(change, whole):  # of a draft: what it leaves out has its default
+        return change
+    given = {} if change is msgspec.UNSET else msgspec.to_builtins(change)
+    try:
+        return msgspec.convert(before | given, whole)
+    except msgspec.ValidationError as error:  # null where a number is needed
+        problem, _, path = str(error).partition(" - at `$")
+        param = name + path.rstrip("`")
+        raise InvalidRequest(f"{param}: {problem[0].lower()}{problem[1:]}.", param=param) from error
+
+
+def withdraw_version(session: Session, plan_id: str, number: int, *, actor: str) -> PlanVersionView:
+    """Withdraw a version that has not begun. Raises NotFound, and Conflict for one that has."""
+    found = session.exec(
+        select(PlanVersion).where(PlanVersion.plan_id == plan_id, PlanVersion.number == number)
+    ).first()
+    if found is None:
+        raise NotFound(f"Plan {plan_id!r} has no version {number}.", code="plan_version_not_found")
+    at = price_book.withdraw(session, found.price_version_id)
+    details = {"number": number, "effective_from": found.effective_from.isoformat()}
+    audit.record(session, actor=actor, action="plan.version_withdrawn", target=plan_id, details=details)
+    return _version_view(found, at)
 
 
 def newest_number(session: Session, plan_id: str) -> int:
@@ -159,7 +196,15 @@ def list_versions(session: Session, plan_id: str, *, cursor: str | None, limit: 
     if session.get(Plan, plan_id) is None:
         raise _no_plan(plan_id)
     versions = select(PlanVersion).where(PlanVersion.plan_id == plan_id)
-    return page_of(session, versions, col(PlanVersion.id), _version_view, cursor=cursor, limit=limit)
+    withdrawn = price_book.withdrawn(session, plan_id)
+    return page_of(
+        session,
+        versions,
+        col(PlanVersion.id),
+        lambda version: _version_view(version, withdrawn.get(version.price_version_id)),
+        cursor=cursor,
+        limit=limit,
+    )
 
 
 def find(session: Session, id_or_name: str) -> PlanView | None:
@@ -184,10 +229,31 @@ def plans_with_scheduled_versions(
     return set(session.exec(select(PlanVersion.plan_id, PlanVersion.effective_from).where(*begun)))
 
 
+def plan_at(session: Session, plan_id: str, at: datetime) -> PlanView:
+    """A plan with the limits and prices that are set for an instant. Raises NotFound."""
+    plan = session.get(Plan, plan_id)
+    if plan is None:
+        raise _no_plan(plan_id)
+    return _view(plan, _version_at(session, plan_id, at))
+
+
+def version_instants(session: Session, plan_id: str) -> list[datetime]:
+    """When the versions of a plan begin."""
+    return list(session.exec(select(PlanVersion.effective_from).where(PlanVersion.plan_id == plan_id)))
+
+
 def _in_force(session: Session, plan_id: str) -> PlanVersion:
+    return _version_at(session, plan_id, database_now(session))
+
+
+def _version_at(session: Session, plan_id: str, at: datetime) -> PlanVersion:
     versions = (
         select(PlanVersion)
-        .where(PlanVersion.plan_id == plan_id, PlanVersion.effective_from <= database_now(session))
+        .where(
+            PlanVersion.plan_id == plan_id,
+            PlanVersion.effective_from <= at,
+            col(PlanVersion.price_version_id).not_in(list(price_book.withdrawn(session, plan_id))),
+        )
         .order_by(col(PlanVersion.effective_from).desc())
     )
     found = session.exec(versions.limit(1)).first()
@@ -222,14 +288,15 @@ def _no_plan(plan_id: str) -> NotFound:
     return NotFound(f"Plan {plan_id!r} not found.", code="plan_not_found")
 
 
-def _version_view(version: PlanVersion) -> PlanVersionView:
+def _version_view(version: PlanVersion, withdrawn_at: datetime | None = None) -> PlanVersionView:
     return PlanVersionView(
         id=version.id,
         number=version.number,
         limits=Limits(**version.limits),
-        prices=msgspec.convert(version.prices, PriceCard),
+        prices=shown(msgspec.convert(version.prices, PriceCard)),
         effective_from=version.effective_from,
         created_at=version.created_at,
+        withdrawn_at=withdrawn_at,
     )
 
 
@@ -239,7 +306,7 @@ def _view(plan: Plan, version: PlanVersion) -> PlanView:
         name=plan.name,
         version=version.number,
         limits=Limits(**version.limits),
-        prices=msgspec.convert(version.prices, PriceCard),
+        prices=shown(msgspec.convert(version.prices, PriceCard)),
         price_version_id=version.price_version_id,
         created_at=plan.created_at,
     )

@@ -13,7 +13,8 @@ from control_plane.change_handlers import ChangeHandlers
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page
 from control_plane.plans.service import BaseModelIds
-from control_plane.tenants import terms
+from control_plane.tenants import own_plan, terms
+from control_plane.tenants.own_plan import OwnPlan
 from control_plane.tenants.terms_schemas import (
     CalendarBody,
     CalendarsView,
@@ -23,6 +24,20 @@ from control_plane.tenants.terms_schemas import (
     TenantEnd,
 )
 from core.db import unit_of_work
+
+
+class OwnPlanOfTenant(Controller):
+    """The plan of the calling tenant."""
+
+    path = "/plan"
+    tags = ("tenant",)
+    opt = {"scope": "billing:read", "while_suspended": True}  # noqa: RUF012 - Litestar's own attribute, copied by it
+
+    @get(sync_to_thread=True)
+    def get_own_plan(self, engine: NamedDependency[Engine], principal: NamedDependency[Principal]) -> OwnPlan:
+        """Get the tenant's plan: its limits and prices now, and every change that is set to come."""
+        with unit_of_work(engine) as session:
+            return own_plan.read(session, principal.own_tenant_id)
 
 
 class AdminTenantTerms(Controller):

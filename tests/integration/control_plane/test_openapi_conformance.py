@@ -37,6 +37,7 @@ NOT_IN_A_SCHEMA = {
     "invalid_price_card",
     "invalid_webhook_address",
     "invalid_email_address",
+    "invalid_dollars",
     "invalid_confirmation_code",
     "webhook_host_not_found",
     "webhook_address_not_public",
@@ -53,6 +54,7 @@ NOT_IN_A_SCHEMA = {
     ("POST", "/api/v1/admin/billing/tax-rates", "effective_from"),
     ("POST", "/api/v1/admin/billing/close", "until"),
     ("POST", "/api/v1/admin/plans/{plan_id}/versions", "effective_from"),
+    ("POST", "/api/v1/admin/plans/{plan_id}/versions", "limits"),  # one of two fields
     ("POST", "/api/v1/admin/plans/{plan_id}/simulations", "end"),
     ("POST", "/api/v1/admin/plans/{plan_id}/simulations", "start"),
     ("POST", "/api/v1/admin/plans/{plan_id}/simulations", "draft"),

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from control_plane.dollars import with_dollars
 from control_plane.tenants.scheduled_versions import ScheduledVersions
 from core import redis_keys
 from core.contracts.grants import TenantGrant
@@ -39,7 +40,9 @@ def test_a_card_is_shown_as_it_was_given_and_gateways_get_its_highest_prices(api
     card = PRICES | {"models": [entry, entry | {"rank_class": 64}], "tiers": [TIERS]}
     answer = add_version(api, plan, card)
     assert answer.status_code == 201, answer.text
-    assert answer.json()["prices"] == card
+    assert answer.json()["prices"] == with_dollars(card)
+    again = add_version(api, plan, answer.json()["prices"])  # an answer can be sent back
+    assert again.json()["prices"] == answer.json()["prices"]
     drain(relay)
     published = grant(redis, tenant)
     assert published.prices.output_nanos == 900
@@ -88,7 +91,6 @@ def test_a_card_that_leaves_a_model_without_a_price_is_refused_wherever_a_card_i
     whole = draft(api, plan).json()
     for answer in (
         api.admin.post("/api/v1/admin/plans", json={"name": "bare", "limits": LIMITS, "prices": prices}),
-        add_version(api, plan, prices),
         draft(api, plan, prices),
         api.admin.put(f"{drafts_of(plan)}/{whole['id']}", json={"limits": LIMITS, "prices": prices}),
         api.admin.post(f"/api/v1/admin/tenants/{tenant.id}/price-overrides", json={"prices": prices}),
@@ -110,9 +112,9 @@ def test_a_batch_factor_comes_back_from_a_draft_a_version_and_an_override_and_re
     half, quarter = (PRICES | {"batch_factor_permille": factor} for factor in (500, 250))
     made = draft(api, plan, half).raise_for_status().json()
     (listed,) = api.admin.get(drafts_of(plan)).json()["data"]
-    assert made["prices"] == listed["prices"] == half
+    assert made["prices"] == listed["prices"] == with_dollars(half)
     published = api.admin.post(f"{drafts_of(plan)}/{made['id']}/publish", json={}).raise_for_status().json()
-    assert published["prices"] == half
+    assert published["prices"] == with_dollars(half)
     drain(relay)
     assert grant(redis, tenant).flex_prices.output_nanos == PRICES["output_nanos"] // 2
     of_tenant = f"/api/v1/admin/tenants/{tenant.id}/price-overrides"

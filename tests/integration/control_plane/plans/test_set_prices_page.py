@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+from control_plane.dollars import with_dollars
 from tests.fixtures.control_plane.api import LIMITS, PRICES
 
 PAGE = (Path(__file__).parents[4] / "docs" / "how-to" / "set-prices.md").read_text()
@@ -19,7 +20,9 @@ def test_every_card_of_the_page_is_accepted_and_shown_as_it_was_sent(api, base):
         draft = api.admin.post(url, json={"limits": LIMITS, "prices": card}).raise_for_status().json()
         published = api.admin.post(f"{url}/{draft['id']}/publish", json={}).raise_for_status().json()
         defaults = {"base_fee_when": "arrears", "commitment_interval": "period"}
-        assert published["prices"] == {name: value for name, value in card.items() if defaults.get(name) != value}
+        assert published["prices"] == with_dollars(
+            {name: card[name] for name in card if card[name] != defaults.get(name)}
+        )
 
 
 def test_every_call_of_the_page_about_one_tenant_is_accepted(api):
