@@ -65,7 +65,7 @@ def supervise(settings: StackSettings) -> None:
     with _become_holder(run / "supervise.lock") as held:
         if not held:
             return
-        ports = choose_ports(run)
+        ports = choose_ports(run, gateway=settings.gateway_port, control=settings.control_port)
         stack = Stack(settings, load_secrets(settings.root), ports)
         guard: list[subprocess.Popen[bytes]] = []
         next_check = 0.0

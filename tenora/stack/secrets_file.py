@@ -71,8 +71,10 @@ def _new(field: str) -> str:
     return SnapshotSigner.new().private_key if field == "snapshot_signing_key" else secrets.token_hex(24)
 
 
-def choose_ports(run_folder: Path) -> dict[str, int]:
-    """Ports for a new start: those of the last start when they are free, else others."""
+def choose_ports(run_folder: Path, **public: int) -> dict[str, int]:
+    """Ports for a new start: those of the last start when they are free, else others, and the ``public`` ones that the
+    operator chose.
+    """
     file = run_folder / "ports.json"
     try:
         last = json.loads(file.read_text())
@@ -81,7 +83,7 @@ def choose_ports(run_folder: Path) -> dict[str, int]:
     ports = {
         name: int(last[name]) if name in last and not accepts_connections(last[name]) else free_port()
         for name in _PORTS
-    }
+    } | public
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(ports))
     return ports

@@ -12,8 +12,10 @@ from tenora.stack.secrets_file import load_ports, load_secrets
 
 
 def running_stack(settings: StackSettings) -> Stack:
-    """The stack as it was last started. Raises FileNotFoundError when it never was."""
-    return Stack(settings, load_secrets(settings.root), load_ports(run_folder(settings)))
+    """The stack as it was last started, with the ports of then. Raises FileNotFoundError when it never was."""
+    ports = load_ports(run_folder(settings))
+    public = {f"{name}_port": ports[name] for name in ("gateway", "control") if name in ports}
+    return Stack(settings.model_copy(update=public), load_secrets(settings.root), ports)
 
 
 def read_status(settings: StackSettings, *, secrets: bool = False) -> dict[str, Any]:
