@@ -170,3 +170,17 @@ def test_anthropics_sdk_gets_answers_of_the_same_model(platform, sdk):
     # What the prefix cache had of it is no input in Anthropic's words: the second call may have met the first one's.
     whole, again = ((usage.input_tokens, usage.cache_read_input_tokens) for usage in (message.usage, streamed.usage))
     assert sum(whole) == sum(again) > 0
+
+
+def test_an_answer_that_the_caller_began_is_continued_and_its_prompt_counted_before_as_by_the_engine(platform, sdk):
+    turns = [*QUESTION, {"role": "assistant", "content": "Sunny, and the temperature is"}]
+    with anthropic.Anthropic(base_url=platform.status()["gateway_url"], api_key=sdk.api_key, max_retries=0) as client:
+        counted = client.messages.count_tokens(model=BASE, messages=turns).input_tokens
+        with client.messages.stream(model=BASE, messages=turns, max_tokens=8) as stream:
+            begun = next(event for event in stream if event.type == "message_start").message.usage
+            final = stream.get_final_message()
+    assert final.content[0].text
+    assert begun.input_tokens + begun.cache_read_input_tokens == counted
+    assert (begun.input_tokens, begun.cache_read_input_tokens) == (
+        final.usage.input_tokens, final.usage.cache_read_input_tokens,
+    )  # fmt: skip

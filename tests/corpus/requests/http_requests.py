@@ -122,8 +122,9 @@ ITEMS = [
         ]
     ],
     *[
-        Item(row="F", name=f"{name} of a message", status=400, code="unsupported_parameter", param=name, headers=JSON,
-             path="/v1/messages", body=_body({**CHAT, "max_tokens": 5, name: 1}))
+        Item(row="F", name=f"{name} of a message", status=400, param=name, headers=JSON, path="/v1/messages",
+             code="thread_unsupported_request" if name == "thread" else "unsupported_parameter",
+             body=_body({**CHAT, "max_tokens": 5, name: 1}))
         for name in sorted(anthropic_request.REFUSED)
     ],
     *[

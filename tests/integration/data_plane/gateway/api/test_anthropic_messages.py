@@ -211,7 +211,7 @@ def test_errors_of_the_models_route_have_the_sdks_types(claude):
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking` is not supported"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": {"type": "any"}}, "`tool_choice`"),
-        ({"stop_sequences": ["a"] * 5}, "`stop_sequences`"),
+        ({"stop_sequences": ["a"] * 17}, "`stop_sequences`"),
         ({"extra_body": {"temperature": 3}}, "`temperature`"),
         ({"max_tokens": 0}, "`max_tokens`"),
         ({"extra_body": {"cache_salt": "x"}}, "`cache_salt` is not a parameter"),

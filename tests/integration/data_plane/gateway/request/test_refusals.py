@@ -109,8 +109,10 @@ def credentials(stack, tenant) -> dict[str, str]:
 def error_of(response: httpx.Response) -> dict:
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"].startswith("req_")
-    error = response.json()["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
+    body = response.json()
+    error = body["error"]
+    more = {"details"} if "request_id" in body else set()  # Anthropic's
+    assert error.keys() == {"message", "type", "param", "code"} | more
     return error
 
 
