@@ -89,7 +89,7 @@ def pinned(cores: frozenset[int]) -> Iterator[None]:
 def prompt_tokens(number: int = 0) -> int:
     """Prompt tokens of a request, as the gateway and therefore the engine count them. All requests have the same."""
     call = parse_call("chat", request_body(number, stream=False), BodyLimits(24, 256))
-    return PromptCounter(tokenizer_json(), tiny_route()).count(call)
+    return sum(PromptCounter(tokenizer_json(), tiny_route()).count(call))
 
 
 @contextlib.contextmanager

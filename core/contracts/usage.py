@@ -12,6 +12,11 @@ from core.contracts.replicas import Tier
 
 Outcome = Literal["done", "client_gone", "replica_gone", "timeout", "gateway_gone"]
 
+SEQUENCES_MAX: Final = 32
+"""Sequences of one request, at most: its prompts times ``n``. LangChain sends up to 20 prompts in a completion."""
+
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+
 REST: Final = ":rest"
 """Suffix of the id of usage beyond a billed estimate. Such an event is a remainder, not a separate request."""
 
@@ -25,14 +30,23 @@ class AbortedPrefill(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class GenerationProgress(msgspec.Struct, frozen=True):
-    """What an engine has generated so far for a request whose answer comes in one piece: its prompt tokens, the output
-    tokens of each sequence that still runs, by index, and its KV page-milliseconds, None where the engine has not
-    measured them. An engine's middleware reports it to the gateway.
+class SequenceCounts(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens of one sequence that has produced any, as its engine counts them. An engine's middleware reports those
+    of a request with several sequences to the gateway.
     """
 
-    prompt_tokens: int
-    outputs: dict[int, int]
+    prompt_tokens: Tokens
+    cached_tokens: Tokens
+    output_tokens: Tokens
+
+
+class GenerationProgress(msgspec.Struct, frozen=True):
+    """What an engine has generated so far for a request whose answer comes in one piece: the counts of each sequence
+    that has produced a token, and its KV page-milliseconds, None where the engine has not measured them. An engine's
+    middleware reports it to the gateway.
+    """
+
+    sequences: list[SequenceCounts]
     kv_page_ms: int | None = None
 
 

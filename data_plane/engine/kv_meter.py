@@ -18,6 +18,7 @@ from typing import Any, Final
 import structlog
 
 from core.kv_area import KvArea, PageTime
+from data_plane.engine import engine_ids
 from data_plane.engine.kv_table import BUCKETS_MIN, KvTableWriter, Place, now_ms
 from data_plane.engine.settings import SharedEngineSettings
 
@@ -86,7 +87,7 @@ class KvMeter:
 
     def _begin(self, sequence: str) -> _Measured:
         """A sequence starts, or continues after a preemption. Its request may have had other sequences before."""
-        request_id = self._external_id(sequence)
+        request_id = self._request_of(sequence)
         if (one := self._requests.get(request_id)) is None:
             one = self._requests[request_id] = _Measured(request_id, KvArea(self._block_tokens))
             one.place, before = self._table.claim(request_id, one.area)
@@ -100,11 +101,11 @@ class KvMeter:
             self._total.set_pages(pages, at_ms)
             self._table.write_total(self._total)
 
-    def _external_id(self, sequence: str) -> str:
-        """The id that the answer of a sequence's request carries. With several sequences, vLLM numbers their ids."""
+    def _request_of(self, sequence: str) -> str:
+        """The id of a sequence's request. With ``n`` above 1, vLLM numbers the ids of the sequences."""
         child = _CHILD.match(sequence)
         end = len(sequence) - self._random_characters
-        return sequence[child.end() if child else 0 : end]
+        return engine_ids.request_of(sequence[child.end() if child else 0 : end])
 
 
 def attach(scheduler: Any, *, ids_are_random: bool = True) -> None:

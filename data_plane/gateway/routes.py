@@ -123,11 +123,11 @@ class Routes:
     async def _tokenize(self, client: Client, request_id: str) -> None:
         request = await self._preparation.prepare("tokenize", client, request_id)
         context = min(request.limits.context_tokens, request.target.base.context_tokens)
-        await _answer(client, {"count": request.prompt_tokens, "max_model_len": context})
+        await _answer(client, {"count": request.input_tokens, "max_model_len": context})
 
     async def _count_tokens(self, client: Client, request_id: str) -> None:
         request = await self._preparation.prepare("tokenize", client, request_id, parse_messages)
-        await _answer(client, {"input_tokens": request.prompt_tokens})
+        await _answer(client, {"input_tokens": request.input_tokens})
 
     async def _list_models(self, client: Client, _request_id: str) -> None:
         caller, tables = self._preparation.identify(client)

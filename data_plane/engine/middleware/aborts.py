@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from core.contracts.usage import AbortedPrefill
+from core.contracts.usage import AbortedPrefill, SequenceCounts
 from core.errors import Unavailable
 from data_plane.engine.middleware.vllm_frontend import VllmFrontend
 
@@ -31,7 +31,8 @@ class RunningRequest:
     """A request between its arrival and the end of its answer.
 
     ``aborted_prefills`` has an entry for each sequence that was aborted before its first token; it is None until an
-    abort has reported. ``states`` are vLLM's states of its sequences, which stay readable after their end.
+    abort has reported. ``states`` are vLLM's states of the sequences of a tenant's request, which stay
+    readable after their end.
     """
 
     def __init__(self) -> None:
@@ -46,6 +47,14 @@ class RunningRequest:
         if len(self.states) != 1 or self.states[0].is_prefilling:
             return None
         return int(self.states[0].num_cached_tokens)
+
+    def counts(self) -> list[SequenceCounts]:
+        """The tokens of each sequence that has produced any."""
+        return [
+            SequenceCounts(state.prompt_len, state.num_cached_tokens, state.detokenizer.num_output_tokens())
+            for state in self.states
+            if not state.is_prefilling
+        ]
 
     async def until_aborted(self, waiting: Awaitable[Result]) -> Result:
         """Wait for what must happen before vLLM gets the request. Raises ``RequestAborted`` after ``stop_waiting``."""
@@ -84,6 +93,10 @@ class Aborts:
         finally:
             if self._running.get(request_id) is running:
                 del self._running[request_id]
+
+    def running(self, request_id: str) -> RunningRequest | None:
+        """The request with this id, while it runs."""
+        return self._running.get(request_id)
 
     async def abort(self, request_ids: Iterable[str], front_end: VllmFrontend) -> None:
         """Begin to abort the requests. Their answers end soon after. Callers repeat an abort until then, since vLLM

@@ -15,6 +15,7 @@ import structlog
 from adapters.cache.adapter_cache import AdapterCache
 from core.adapter_names import is_engine_name
 from core.errors import AppError, InvalidRequest, TooLarge, Unavailable
+from data_plane.engine import engine_ids
 from data_plane.engine.control_protocol import EngineInventory
 from data_plane.engine.kv_table import KvTableReader
 from data_plane.engine.middleware.aborts import Aborts, RunningRequest
@@ -44,8 +45,6 @@ _log: Final = structlog.get_logger()
 _ADAPTER_HEADER: Final = b"x-tenora-adapter"
 _TENANT_HEADER: Final = b"x-tenora-tenant"
 _REQUEST_ID_HEADER: Final = b"x-request-id"
-# How vLLM derives its own id from a request id. A completion has an index for each prompt; gateways send one prompt.
-_ENGINE_IDS: Final = {"/v1/chat/completions": "chatcmpl-{}", "/v1/completions": "cmpl-{}-0"}
 
 
 class AdapterFailed(Unavailable):
@@ -179,7 +178,7 @@ def _engine_id(scope: Scope) -> str:
     if (request_id := header(scope, _REQUEST_ID_HEADER)) is None:
         request_id = f"local-{secrets.token_hex(12)}"
         scope["headers"] = [*scope["headers"], (_REQUEST_ID_HEADER, request_id.encode())]
-    return _ENGINE_IDS[scope["path"]].format(request_id)
+    return engine_ids.BY_PATH[scope["path"]].format(request_id)
 
 
 def _model_of(content: bytes) -> str | None:

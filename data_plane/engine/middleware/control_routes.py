@@ -13,6 +13,7 @@ import msgspec
 
 from core.adapter_names import is_engine_name
 from core.contracts.replicas import Tier
+from core.contracts.usage import GenerationProgress
 from core.errors import AppError, InvalidRequest, TooLarge, Unprocessable
 from core.ids import is_id
 from data_plane.engine.control_protocol import (
@@ -141,16 +142,12 @@ class ControlRoutes:
             raise Unprocessable(f"{len(names)} pins; the limit is half of host memory, {limit} adapters")
         return Pinned(await self._adapters.worker.pin(names))
 
-    async def _progress(self, front_end: VllmFrontend, content: bytes) -> Progress:
+    async def _progress(self, _: VllmFrontend, content: bytes) -> Progress:
         ids = _decode(content, ProgressBody).request_ids
-        found = {each: front_end.progress(each) for each in ids}
+        running = {each: found.counts() for each in ids if (found := self._adapters.aborts.running(each)) is not None}
         kv_table = self._adapters.kv_table
         return Progress(
-            {
-                each: msgspec.structs.replace(progress, kv_page_ms=kv_table.page_ms(each))
-                for each, progress in found.items()
-                if progress is not None
-            }
+            {each: GenerationProgress(counts, kv_table.page_ms(each)) for each, counts in running.items() if counts}
         )
 
     async def _ended(self, _: VllmFrontend, content: bytes) -> Ended:

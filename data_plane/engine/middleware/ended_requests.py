@@ -43,7 +43,7 @@ class _Request:
     request_id: str
     tenant_id: str
     is_closed: Callable[[], bool]
-    states: list[Any]  # of ``RunningRequest``
+    running: RunningRequest
     aborted: bool = False
     ended_at_ms: int = 0
     due: float = 0.0
@@ -82,13 +82,13 @@ class EndedRequests:
             yield
             return
         self.attach(front_end)
-        one = self._running[engine_id] = _Request(engine_id, request_id, tenant_id, _closed(receive), running.states)
+        one = self._running[engine_id] = _Request(engine_id, request_id, tenant_id, _closed(receive), running)
         try:
             yield
         finally:
             if self._running.get(engine_id) is one:
                 del self._running[engine_id]
-            if one.states:
+            if running.states:
                 one.aborted = running.abort is not None or running.aborted_prefills is not None
                 await self._end(one, front_end)
 
@@ -103,7 +103,7 @@ class EndedRequests:
 
     def _add_sequence(self, engine_id: str, state: Any) -> None:
         if (one := self._running.get(engine_id)) is not None:
-            one.states.append(state)
+            one.running.states.append(state)
 
     async def _end(self, one: _Request, front_end: VllmFrontend) -> None:
         """The answer has ended. A sequence that still runs belongs to a connection that broke: vLLM aborts it too, but
@@ -130,9 +130,9 @@ class EndedRequests:
     def _count(self, one: _Request) -> None:
         made_ms = ms_of_id(one.request_id)
         assert made_ms is not None, "checked before the request ran"
-        started = [each for each in one.states if not each.is_prefilling]
-        prompt_tokens = sum(each.prompt_len for each in started)
-        output_tokens = sum(each.detokenizer.num_output_tokens() for each in started)
+        counts = one.running.counts()
+        prompt_tokens = sum(each.prompt_tokens for each in counts)
+        output_tokens = sum(each.output_tokens for each in counts)
         kv_page_ms = self._kv_table.page_ms(one.engine_id)
         self._version += 1
         self._add(one.tenant_id, made_ms // _HOUR_MS * _HOUR_MS, prompt_tokens, output_tokens, kv_page_ms)

@@ -1,5 +1,6 @@
 """Reports about one request for its gateway: its KV page-time; where its adapter was, how long the request waited for
-it, and for how long its load stalled every running request; after an abort, how much of the prompt had been computed.
+it, and for how long its load stalled every running request; after an abort, how much of the prompt had been computed;
+of several sequences, the tokens of each, since vLLM reports the cached tokens of one only.
 
 A report is a comment at the end of an event stream, and a header of any other answer. The KV page-time so far is also
 reported while a stream runs, together with a token, so that a gateway that dies has a figure to bill. A stream begins
@@ -118,8 +119,12 @@ class ReportingSend:
     def _reports(self) -> dict[bytes, bytes]:
         """Reports by name, as JSON."""
         prefills = self._running.aborted_prefills
-        aborted = {} if prefills is None else {b"tenora-aborted": msgspec.json.encode(prefills)}
-        return self._kv.report() | aborted
+        reports = self._kv.report()
+        if prefills is not None:
+            reports[b"tenora-aborted"] = msgspec.json.encode(prefills)
+        if len(self._running.states) > 1:  # of one sequence, the answer's usage says it all
+            reports[b"tenora-sequences"] = msgspec.json.encode(self._running.counts())
+        return reports
 
 
 class AdapterReportingSend(ReportingSend):

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from core.contracts.usage import AbortedPrefill, GenerationProgress
+from core.contracts.usage import AbortedPrefill
+from data_plane.engine import engine_ids
 from data_plane.engine.control_protocol import EngineInventory
 
 
@@ -53,14 +54,15 @@ class VllmFrontend:
 
     async def abort(self, request_ids: frozenset[str]) -> None:
         """Abort requests now. Their streams end in the ordinary way, with their final token counts."""
-        await self._client.abort(sorted(request_ids))
+        await self._client.abort(sorted(engine_ids.prompts_of(request_ids)))
 
     def sequences(self, request_id: str) -> list[str]:
         """VLLM's internal ids of a request's sequences; none for a request that vLLM does not run."""
-        return list(self._client.output_processor.external_req_ids.get(request_id, ()))
+        known = self._client.output_processor.external_req_ids
+        return [each for vllm_id in engine_ids.prompts_of([request_id]) for each in known.get(vllm_id, ())]
 
     def watch_sequences(self, added: Callable[[str, Any], None]) -> None:
-        """Call ``added`` with the id that answers carry and vLLM's state of each sequence that starts from now on. vLLM
+        """Call ``added`` with the id of the request and vLLM's state of each sequence that starts from now on. vLLM
         has no hook for it. A state stays what it was at the sequence's end as long as somebody holds it.
         """
         processor = self._client.output_processor
@@ -69,7 +71,7 @@ class VllmFrontend:
         def watched(request: Any, *arguments: Any, **options: Any) -> None:
             add_request(request, *arguments, **options)
             if (state := processor.request_states.get(request.request_id)) is not None:
-                added(state.external_req_id, state)
+                added(engine_ids.request_of(state.external_req_id), state)
 
         processor.add_request = watched
 
@@ -77,17 +79,6 @@ class VllmFrontend:
         """Whether vLLM runs the sequence and has not counted its first token yet, nor its prompt."""
         state = self._client.output_processor.request_states.get(sequence)
         return state is not None and bool(state.is_prefilling)
-
-    def progress(self, request_id: str) -> GenerationProgress | None:
-        """What vLLM has generated for a request that it runs; None before the first token."""
-        states = self._client.output_processor.request_states
-        running = [state for each in self.sequences(request_id) if (state := states.get(each)) is not None]
-        outputs = {
-            state.request_index: state.detokenizer.num_output_tokens()
-            for state in running
-            if not state.is_prefilling and state.detokenizer is not None
-        }
-        return GenerationProgress(running[0].prompt_len, outputs) if outputs else None
 
     async def abort_in_core(self, sequences: list[str]) -> dict[str, AbortedPrefill | None]:
         """Abort sequences in EngineCore, between two steps, and report the progress of their prefills. None for a

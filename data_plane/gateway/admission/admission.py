@@ -165,7 +165,7 @@ class Admission:
             raise quota_exceeded(verdict, tokens=request.tokens)
         taken = allowance.taken(
             input_tokens=request.input_tokens,
-            output_tokens=request.call.n * verdict.max_tokens,
+            output_tokens=request.sequences * verdict.max_tokens,
             pages=verdict.pages,
         )
         hold = Hold(verdict.slice_id or request.id, request.tenant_id, replica.id, verdict.pages, taken)
@@ -178,8 +178,7 @@ class Admission:
     ) -> ReservationResult:
         reservation_request = ReservationRequest(
             request_id=request.id,
-            sequences=request.call.n,
-            prompt_tokens=request.prompt_tokens,
+            prompts=request.prompts,
             max_tokens=request.max_tokens,
             min_tokens=request.min_tokens,
             block_tokens=replica.block_tokens,
@@ -228,7 +227,7 @@ class Admission:
         largest = max(ready, key=lambda status: status.pages_total)
         return InvalidRequest(
             f"The request may take {request.pages(largest.block_tokens)} KV pages, and the largest replica has "
-            f"{largest.pages_total}; lower max_tokens or n, or shorten the prompt.",
+            f"{largest.pages_total}; lower max_tokens or n, or send shorter or fewer prompts.",
             code="request_exceeds_replica",
             param="max_tokens",
         )

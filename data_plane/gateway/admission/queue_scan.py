@@ -52,7 +52,7 @@ class PoolCapacity:
         """Whether no replica has enough pages for the request."""
         tokens = query.request.tokens
         # A request that cannot run beside the headroom need not leave it. A sequence's last block may be almost empty.
-        most = tokens + query.request.call.n * self._block_tokens
+        most = tokens + query.request.sequences * self._block_tokens
         leaves_headroom = not query.headroom and most <= (self._below_headroom_tokens or 0)
         return tokens > (self._open_tokens if leaves_headroom else self._free_tokens)
 

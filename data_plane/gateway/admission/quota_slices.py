@@ -129,7 +129,7 @@ class QuotaSlices:
         """Add one slice; False where the caller's limits have no room for it."""
         allowance, tokens, started = caller.allowance, self._settings.quota_slice_tokens, time.monotonic()
         reservation_request = ReservationRequest(
-            request_id=new_id("req"), sequences=1, prompt_tokens=0, max_tokens=tokens, min_tokens=tokens,
+            request_id=new_id("req"), prompts=(0,), max_tokens=tokens, min_tokens=tokens,
             block_tokens=kv_pages.PAGE_TOKENS,
         )  # fmt: skip
         try:
@@ -192,13 +192,11 @@ def _caller_key(allowance: Allowance) -> tuple[str, ...]:
 
 def _granted(request: InferenceRequest, costs: Costs, each: QuotaSlice, block_tokens: int) -> int | None:
     """The part of the requested max_tokens that a slice covers; None where that is below the request's minimum."""
-    sequences, prompt_tokens = request.call.n, request.prompt_tokens
-    for max_tokens in (min(request.max_tokens, each.tokens // sequences - prompt_tokens), request.min_tokens):
-        tokens = sequences * (prompt_tokens + max_tokens)
-        pages = sequences * kv_pages.pages_for(prompt_tokens + max_tokens, block_tokens)
-        nanos = sequences * (prompt_tokens * costs.input_nanos + max_tokens * costs.output_nanos)
-        nanos += pages * costs.page_nanos
-        fits = tokens <= each.tokens and pages <= each.pages and nanos <= each.nanos
+    input_tokens, sequences = request.input_tokens, request.sequences
+    for max_tokens in (min(request.max_tokens, (each.tokens - input_tokens) // sequences), request.min_tokens):
+        output_tokens, pages = sequences * max_tokens, request.pages(block_tokens, max_tokens)
+        nanos = input_tokens * costs.input_nanos + output_tokens * costs.output_nanos + pages * costs.page_nanos
+        fits = input_tokens + output_tokens <= each.tokens and pages <= each.pages and nanos <= each.nanos
         if fits and max_tokens >= request.min_tokens:
             return max_tokens
     return None

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Container
 from typing import Any, Final
 
+from core.contracts.usage import SEQUENCES_MAX
 from core.errors import InvalidRequest
 
 Check = Callable[[str, Any], Any]
@@ -37,6 +38,19 @@ def text(name: str, value: Any, *, chars_max: int | None = None, empty: bool = T
         except UnicodeEncodeError:
             raise invalid(name, "text without lone surrogates") from None
     return value
+
+
+def prompts(name: str, value: Any) -> list[str]:
+    """One string, or a list of them."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not values:
+        raise invalid(name, f"a string or a list of 1 to {SEQUENCES_MAX} strings")
+    for index, each in enumerate(values):
+        place = name if each is value else f"{name}[{index}]"
+        if not isinstance(each, str) or not each:
+            raise invalid(place, "a string with at least 1 character; token ids are not supported")
+        text(place, each)
+    return values
 
 
 def integer(low: int, high: int) -> Check:
@@ -174,7 +188,8 @@ SAMPLING: Final[dict[str, Check]] = {
 ACCEPTED: Final[dict[str, str]] = {
     "model": "an adapter of the tenant (`name`, `name:alias`, `name@revision`) or a base model",
     "messages": "text parts and tool calls; chat only; see [messages](#messages)",
-    "prompt": "one string; completions only",
+    "prompt": f"one string, or a list of strings: each is completed on its own and billed as such, and the answer has "
+    f"`n` choices for each, in their order; prompts times `n` are at most {SEQUENCES_MAX}; completions only",
     "max_tokens": "the most tokens of an answer; absent means all that plan and context allow; "
     "a larger value is refused and never lowered silently",
     "max_completion_tokens": "like `max_tokens`; the smaller of the two applies; chat only",

@@ -19,8 +19,9 @@ FLEX_TIER: Final = 1 << 20
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The caller, what it asks for, and the most that the request may take.
 
-    ``limits`` are the tenant's limits, narrowed by the key. The engine knows the model as ``engine_name``. Each of the
-    call's ``n`` sequences has ``prompt_tokens`` and generates up to ``max_tokens``; where quotas do not allow that
+    ``limits`` are the tenant's limits, narrowed by the key. The engine knows the model as ``engine_name``. ``prompts``
+    are the prompt tokens of each sequence, in the order of the answer's choices: ``n`` sequences for each of the call's
+    prompts. Each sequence generates up to ``max_tokens``; where quotas do not allow that
     many, the request accepts a grant of ``min_tokens`` or more. ``affinity`` names the session or the prompt prefix
     ("" for neither). ``service_tier`` is the tier that applies, not the one that was asked for. ``arrived_at`` and
     ``read_at`` (the end of its body) are monotonic seconds.
@@ -32,7 +33,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     call: Call
     target: Target
     engine_name: str
-    prompt_tokens: int
+    prompts: tuple[int, ...]
     max_tokens: int
     min_tokens: int
     affinity: str = ""
@@ -90,30 +91,26 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sequences(self) -> int:
         """Number of sequences to generate."""
-        return self.call.n
-
-    @property
-    def sequence_tokens(self) -> int:
-        """Prompt and output ceiling of one sequence, in tokens."""
-        return self.prompt_tokens + self.max_tokens
+        return len(self.prompts)
 
     @property
     def tokens(self) -> int:
         """Prompt and output ceiling of all sequences, in tokens."""
-        return self.call.n * (self.prompt_tokens + self.max_tokens)
+        return self.input_tokens + self.output_tokens
 
     @property
     def input_tokens(self) -> int:
         """Prompt tokens of all sequences."""
-        return self.call.n * self.prompt_tokens
+        return sum(self.prompts)
 
     @property
     def output_tokens(self) -> int:
         """Output ceiling of all sequences, in tokens."""
-        return self.call.n * self.max_tokens
+        return len(self.prompts) * self.max_tokens
 
-    def pages(self, block_tokens: int) -> int:
+    def pages(self, block_tokens: int, max_tokens: int | None = None) -> int:
         """The most KV pages that the request may take on an engine with blocks of this size: prompts and outputs, in
-        whole blocks.
+        whole blocks. Its sequences generate up to ``max_tokens`` where that is given.
         """
-        return self.call.n * kv_pages.pages_for(self.prompt_tokens + self.max_tokens, block_tokens)
+        output = self.max_tokens if max_tokens is None else max_tokens
+        return sum([kv_pages.pages_for(prompt + output, block_tokens) for prompt in self.prompts])

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from core import strict_json
+from core.contracts.usage import SEQUENCES_MAX
 from core.errors import InvalidRequest
 from data_plane.gateway.api import fields, tool_schemas
 from data_plane.gateway.api import openai_messages as messages
@@ -46,7 +47,7 @@ class Call:
     kind: Kind
     model: str
     messages: list[dict[str, Any]] | None
-    prompt: str | None
+    prompts: list[str] | None
     tools: list[dict[str, Any]] | None
     n: int
     max_tokens: int | None
@@ -92,7 +93,7 @@ def empty_call(kind: Kind, model: Any) -> Call:
     if not isinstance(model, str) or not model:
         raise invalid("model", "the name of a model")
     return Call(
-        kind=kind, model=fields.text("model", model), messages=None, prompt=None, tools=None, n=1, max_tokens=None,
+        kind=kind, model=fields.text("model", model), messages=None, prompts=None, tools=None, n=1, max_tokens=None,
         stream=False, usage_shown="none", fields={},
     )  # fmt: skip
 
@@ -119,8 +120,10 @@ def check_combinations(call: Call, options: dict[str, bool], limits: BodyLimits)
     """Check fields that require or exclude one another. ``options`` are the stream options."""
     if call.tools is None and call.fields.get("tool_choice") in ("auto", "none"):
         del call.fields["tool_choice"]  # an engine refuses it without tools
-    if (call.messages is None) == (call.prompt is None):
+    if (call.messages is None) == (call.prompts is None):
         raise _without_content(call)
+    if call.prompts is not None and len(call.prompts) * call.n > SEQUENCES_MAX:
+        raise invalid("prompt", f"at most {SEQUENCES_MAX // call.n} strings with `n` {call.n}")
     if any(options.values()) and not call.stream:
         raise invalid("stream_options", "absent unless `stream` is true")
     if call.fields.get("top_logprobs") and not call.fields.get("logprobs"):
@@ -154,14 +157,13 @@ def engine_body(call: Call, *, model: str, max_tokens: int, cache_salt: str) -> 
         body["response_format"] = {"type": "structural_tag", "format": form}
     if call.messages is not None:
         body["messages"] = call.messages
-    else:
-        body["prompt"] = call.prompt
+    elif call.prompts is not None:
+        body["prompt"] = call.prompts if len(call.prompts) > 1 else call.prompts[0]
     if call.tools is not None:
         body["tools"] = call.tools
         body.setdefault("tool_choice", "auto")
     if call.n > 1:
-        # Token ids say exactly how much each sequence produced; the response leaves them out again.
-        body |= {"n": call.n, "return_token_ids": True}
+        body["n"] = call.n
     if call.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return _ENCODER.encode(body)
@@ -180,9 +182,7 @@ def _take_content(call: Call, name: str, value: Any, limits: BodyLimits) -> bool
         case "messages" if call.kind != "completion":
             call.messages = messages.check_messages(name, value, messages_max=limits.messages_max)
         case "prompt" if call.kind != "chat":
-            if not isinstance(value, str):
-                raise invalid(name, "one string; lists and token ids are not supported")
-            call.prompt = fields.text(name, value, empty=False)
+            call.prompts = fields.prompts(name, value)
         case "chat_template_kwargs" if call.kind != "completion":
             call.fields[name] = fields.template_options(name, value)
         case "tools" if call.kind != "completion":
@@ -246,4 +246,8 @@ def _without_content(call: Call) -> InvalidRequest:
     if call.kind == "tokenize":
         both = call.messages is not None
         return invalid("messages", "given without `prompt`" if both else "given, or `prompt` instead")
-    return invalid("messages", "a list of messages") if call.kind == "chat" else invalid("prompt", "a string")
+    return (
+        invalid("messages", "a list of messages")
+        if call.kind == "chat"
+        else invalid("prompt", "a string or a list of strings")
+    )

@@ -4,19 +4,17 @@ What the gateway passes on unchanged is copied as JSON and never decoded: an ans
 takes 12 ms of the event loop, where its objects would take 200.
 """
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
-from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
+from core.contracts.usage import Tokens
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, reported_sequences, shared_out
 
 _ABSENT: Final = msgspec.Raw()
 _NULL: Final = b"null"
 _COPIED: Final = ("text", "logprobs", "stop_reason")
 _COPIED_FROM_MESSAGE: Final = ("role", "content", "tool_calls", "reasoning")
-
-
-Tokens = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
 
 
 class Usage(msgspec.Struct):
@@ -45,7 +43,6 @@ class EngineChoice(msgspec.Struct):
     logprobs: msgspec.Raw = _ABSENT
     finish_reason: str | None = None
     stop_reason: msgspec.Raw = _ABSENT
-    token_ids: list[int] | None = None
 
 
 class EngineCompletion(msgspec.Struct):
@@ -74,18 +71,14 @@ def load(header: str | None) -> AdapterLoad | None:
         return None
 
 
-def counts(answer: EngineCompletion, *, sequences: int) -> TokenCounts:
-    """Tokens of the answer. With several sequences, the token ids that the gateway requested give each one's count."""
-    usage = answer.usage
-    if sequences == 1:
-        outputs = [usage.completion_tokens]
-    else:
-        outputs = [len(choice.token_ids or ()) for choice in answer.choices]
-        if sum(outputs) != usage.completion_tokens:
-            # The engine left out its token ids: the whole count is one sequence's.
-            outputs = [usage.completion_tokens] + [0] * (sequences - 1)
-    cached = (usage.prompt_tokens_details or {}).get("cached_tokens") or 0
-    return TokenCounts(usage.prompt_tokens, int(cached), [output for output in outputs if output > 0])
+def counts(usage: Usage, *, prompts: tuple[int, ...], report: str | None = None) -> TokenCounts:
+    """Tokens of an answer whose sequences have these ``prompts``. ``report`` is the middleware's on each of several
+    sequences; without one, what the engine counted in all is spread evenly over them.
+    """
+    if len(prompts) > 1 and (reported := reported_sequences(report)) is not None:
+        return reported
+    cached = int((usage.prompt_tokens_details or {}).get("cached_tokens") or 0)
+    return shared_out(prompts if len(prompts) > 1 else (usage.prompt_tokens,), usage.completion_tokens, cached)
 
 
 def is_aborted(answer: EngineCompletion) -> bool:

@@ -138,18 +138,18 @@ class PromptCounter:
                 param="messages",
             ) from None
 
-    def count(self, call: Call, owner: str = "") -> int:
-        """Prompt tokens of a call, exactly as its engine will count them. ``owner`` is the tenant's id, for the
-        cache.
+    def count(self, call: Call, owner: str = "") -> list[int]:
+        """Tokens of each prompt of a call, exactly as its engine will count them. A chat is one prompt. ``owner`` is
+        the tenant's id, for the cache.
         """
         self.refuse_special_tokens(call)
         if call.messages is not None:
             options = call.fields.get("chat_template_kwargs", {})
             continued = call.fields.get("continue_final_message", False)
             rendered = self.render(call.messages, call.tools, continue_final_message=continued, **options)
-            return self._count_parts(rendered, owner)
-        assert call.prompt is not None
-        return self._lengths([call.prompt], add_special_tokens=True)[0]
+            return [self._count_parts(rendered, owner)]
+        assert call.prompts is not None
+        return self._lengths(call.prompts, add_special_tokens=True)
 
     def _count_parts(self, text: str, owner: str) -> int:
         """Tokens of a chat. Parts whose counts are cached are not counted again."""
@@ -284,9 +284,9 @@ class PromptCounters:
         self._counters: OrderedDict[BaseModelRoute, PromptCounter] = OrderedDict()
         self._loading = asyncio.Lock()
 
-    async def count(self, tenant_id: str, route: BaseModelRoute, call: Call, body_size_bytes: int) -> int:
-        """Prompt tokens of a call to a base model. Long prompts are counted in a thread, so that streams need not
-        wait.
+    async def count(self, tenant_id: str, route: BaseModelRoute, call: Call, body_size_bytes: int) -> list[int]:
+        """Tokens of each prompt of a call to a base model. Long prompts are counted in a thread, so that streams need
+        not wait.
         """
         if (counter := self._counters.get(route)) is None:
             counter = await self._load(route)

@@ -7,13 +7,14 @@ and does not parse it. Any other event is parsed and rebuilt from known keys.
 
 import contextlib
 import re
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from data_plane.gateway.api.openai_request import UsageShown
 from data_plane.gateway.api.openai_response import Usage
-from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, reported_number
+from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, reported_number, reported_sequences
 
 DONE: Final = b"data: [DONE]\n\n"
 _USAGE_MARK: Final = b',"usage":{'
@@ -26,6 +27,7 @@ _LOAD_MARK: Final = b": tenora-load "
 _ABORTED_MARK: Final = b": tenora-aborted "
 _CACHED_MARK: Final = b": tenora-cached-tokens "
 _KV_MARK: Final = b": tenora-kv-page-ms "
+_SEQUENCES_MARK: Final = b": tenora-sequences "
 _load_decoder: Final = msgspec.json.Decoder(AdapterLoad)
 _USAGE_KEYS: Final = (
     "prompt_tokens",
@@ -85,9 +87,10 @@ class Rewriter:
         self._head_out = b""
         self._tail_out = b',"usage":null}\n\n' if usage_shown == "final" else b"}\n\n"
         self._last_usage: re.Match[bytes] | None = None
-        self._prompt_tokens = 0
         self._cached_tokens: int | None = None  # None until the engine reports it
-        self._outputs: dict[int, int] = {}  # by choice index
+        self._counted: dict[int, tuple[int, int]] = {}  # by choice index: prompt and output tokens
+        self._reported: TokenCounts | None = None  # by the middleware, at the end of several sequences
+        self._last_event: dict[str, Any] | None = None  # the final usage of several sequences, which waits for it
         self.load: AdapterLoad | None = None  # as the engine's middleware reported it
         self.aborted_report: bytes | None = None  # its report on aborted prefills, not decoded
         self.kv_page_ms: int | None = None  # its last report of KV page-time
@@ -114,14 +117,13 @@ class Rewriter:
     def counts(self) -> TokenCounts:
         """Tokens so far, by the engine's running counts."""
         if self._last_usage is not None:
-            self._prompt_tokens = int(self._last_usage[1])
-            self._outputs = {0: int(self._last_usage[2])}
+            self._counted = {0: (int(self._last_usage[1]), int(self._last_usage[2]))}
             self._last_usage = None
-        outputs = [output for output in self._outputs.values() if output > 0]
+        if self._reported is not None:
+            return replace(self._reported, kv_page_ms=self.kv_page_ms)
         known = self.final or self._cached_tokens is not None
-        return TokenCounts(
-            self._prompt_tokens, self._cached_tokens or 0, outputs, cached_known=known, kv_page_ms=self.kv_page_ms
-        )
+        sequences = [lengths for lengths in self._counted.values() if lengths[1] > 0]
+        return TokenCounts(sequences, self._cached_tokens or 0, cached_known=known, kv_page_ms=self.kv_page_ms)
 
     def _rewrite(self, event: bytes) -> bytes:
         if self._head and event.startswith(self._head) and (at := event.rfind(_USAGE_MARK)) > 0:
@@ -142,8 +144,8 @@ class Rewriter:
         if not event:
             return b""
         if event == b"data: [DONE]":
-            self.done = True
-            return b""  # the end of the caller's stream is written after settlement
+            self.done = True  # the end of the caller's stream is written after settlement
+            return b"" if self._last_event is None else self._written(self._last_event)
         chunk = _decode(event)
         choices = chunk.get("choices")
         if "error" in chunk or not isinstance(choices, list):
@@ -153,12 +155,18 @@ class Rewriter:
             self.final = True
             if self._usage_shown == "none":
                 return b""
+            if self._sequences > 1:
+                self._last_event = chunk
+                return b""
         elif not self.aborting and any(choice.get("finish_reason") == "abort" for choice in choices):
             raise StreamBroken("the engine aborted the request")
         if not self._head and self._sequences == 1:
             self._learn_head(event, chunk)
-        for choice in choices:
-            choice.pop("token_ids", None)
+        return self._written(chunk)
+
+    def _written(self, chunk: dict[str, Any]) -> bytes:
+        """An event as the caller sees it."""
+        choices = chunk["choices"]
         rebuilt = {
             "id": self._response_id,
             "object": chunk.get("object"),
@@ -184,6 +192,8 @@ class Rewriter:
                 self.load = _load_decoder.decode(comment[len(_LOAD_MARK) :])
         elif comment.startswith(_ABORTED_MARK):
             self.aborted_report = comment[len(_ABORTED_MARK) :]
+        elif comment.startswith(_SEQUENCES_MARK) and self._sequences > 1:
+            self._reported = reported_sequences(comment[len(_SEQUENCES_MARK) :])
 
     def _learn_head(self, event: bytes, chunk: dict[str, Any]) -> None:
         """Remember how this stream's events begin, if this event begins exactly as the gateway would write it."""
@@ -199,12 +209,10 @@ class Rewriter:
         counted = msgspec.convert(usage, Usage)  # if this raises, the counts so far remain
         index = int(choices[0].get("index", 0)) if choices and self._sequences > 1 else 0
         completion = counted.completion_tokens
-        self._last_usage, self._prompt_tokens = None, counted.prompt_tokens
-        if choices:
-            self._outputs[index] = completion  # running counts are per choice
-        elif self._sequences == 1:
-            self._outputs = {0: completion}
-        elif sum(self._outputs.values()) != completion:
+        self._last_usage = None
+        if choices or self._sequences == 1:
+            self._counted[index] = counted.prompt_tokens, completion  # running counts are per choice
+        elif sum([output for _, output in self._counted.values()]) != completion:
             raise StreamBroken("the engine's running counts and its final count differ")
         if counted.prompt_tokens_details is not None:
             self._cached_tokens = int(counted.prompt_tokens_details.get("cached_tokens") or 0)
@@ -218,6 +226,7 @@ class Rewriter:
         if final and self._sequences > 1:
             counts = self.counts()
             shown |= {"prompt_tokens": counts.input_tokens, "total_tokens": counts.total_tokens}
+            shown["prompt_tokens_details"] = {"cached_tokens": counts.cached_tokens}
         return shown
 
 

@@ -2,21 +2,24 @@
 fill these values; how they become a bill is settlement/usage_event.py.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
 from core.contracts.replicas import Tier
-from core.contracts.usage import AbortedPrefill
+from core.contracts.usage import AbortedPrefill, SequenceCounts
 
 _prefills_decoder: Final = msgspec.json.Decoder(list[AbortedPrefill])
+_sequences_decoder: Final = msgspec.json.Decoder(list[SequenceCounts])
 _DIGITS_MAX: Final = 15
 
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens as an engine counted them. ``outputs`` are the tokens of each sequence that produced any.
+    """Tokens as an engine counted them. ``sequences`` are those that produced any: the prompt and the output tokens of
+    each.
 
     An engine counts a sequence's prompt at its first token, so ``n`` sequences count the prompt ``n`` times; Tenora
     meters the same. ``aborted`` are the sequences that were aborted before: their prefills are metered too, although
@@ -24,16 +27,23 @@ class TokenCounts:
     ``kv_page_ms`` are the KV page-milliseconds that the engine has measured; None where it has reported none.
     """
 
-    prompt_tokens: int = 0
+    sequences: list[tuple[int, int]] = field(default_factory=list)
     cached_tokens: int = 0
-    outputs: list[int] = field(default_factory=list)
     cached_known: bool = True
     aborted: tuple[AbortedPrefill, ...] = ()
     kv_page_ms: int | None = None
 
+    @classmethod
+    def of(cls, sequences: Iterable[SequenceCounts]) -> Self:
+        """The counts of a request whose engine reported each of its sequences."""
+        started = [each for each in sequences if each.output_tokens > 0]
+        return cls(
+            [(each.prompt_tokens, each.output_tokens) for each in started], sum(each.cached_tokens for each in started)
+        )
+
     @property
     def input_tokens(self) -> int:
-        return self.prompt_tokens * len(self.outputs) + self.aborted_prefill_tokens
+        return sum([prompt for prompt, _ in self.sequences]) + self.aborted_prefill_tokens
 
     @property
     def aborted_prefill_tokens(self) -> int:
@@ -41,7 +51,7 @@ class TokenCounts:
 
     @property
     def output_tokens(self) -> int:
-        return sum(self.outputs)
+        return sum([output for _, output in self.sequences])
 
     @property
     def total_tokens(self) -> int:
@@ -63,6 +73,21 @@ def reported_number(report: bytes | str | None) -> int | None:
     if report is None or len(report) > _DIGITS_MAX or not (report.isascii() and report.isdigit()):
         return None
     return int(report)
+
+
+def reported_sequences(report: bytes | str | None) -> TokenCounts | None:
+    """The counts in a report of the engine's middleware on each of several sequences; None without a valid report."""
+    try:
+        return None if report is None else TokenCounts.of(_sequences_decoder.decode(report))
+    except msgspec.MsgspecError:
+        return None
+
+
+def shared_out(prompts: tuple[int, ...], completion_tokens: int, cached_tokens: int) -> TokenCounts:
+    """The counts of a request of which only the sum is known, spread evenly over its sequences."""
+    each, more = divmod(completion_tokens, len(prompts))
+    outputs = [each + (index < more) for index in range(len(prompts))]
+    return TokenCounts([pair for pair in zip(prompts, outputs, strict=True) if pair[1] > 0], cached_tokens)
 
 
 def reported_prefills(report: bytes | str | None, *, prompt_tokens: int) -> list[AbortedPrefill] | None:

@@ -24,13 +24,13 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that a request may use, on an engine with blocks of ``block_tokens``. Each of its ``sequences`` has the
-    prompt and up to ``max_tokens``. Where ``max_tokens`` do not fit, fewer may be granted, but at least ``min_tokens``.
+    """The most that a request may use, on an engine with blocks of ``block_tokens``. Each sequence has
+    its number of prompt tokens in ``prompts`` and up to ``max_tokens``. Where ``max_tokens`` do not fit, fewer may be
+    granted, but at least ``min_tokens``.
     """
 
     request_id: str
-    sequences: int
-    prompt_tokens: int
+    prompts: tuple[int, ...]
     max_tokens: int
     min_tokens: int
     block_tokens: int
@@ -130,8 +130,7 @@ class Reservations:
                 self._marker_s,
                 redis_keys.reservation(tenant_id, ""),
                 redis_keys.settled(tenant_id, ""),
-                request.sequences,
-                request.prompt_tokens,
+                " ".join(map(str, request.prompts)),
                 request.max_tokens,
                 request.min_tokens,
                 request.block_tokens,

@@ -150,12 +150,12 @@ class ActiveRequest:
     def _settlement(self) -> Settlement:
         """The engine's counts, or a settlement that bills nothing where no replica served the request."""
         result, hold, tenant = self._result, self._placement.hold, self._request.caller.tenant
-        if result is None and (counts := self._counts()).outputs:  # the relay has a defect: what arrived is billed
+        if result is None and (counts := self._counts()).sequences:  # the relay has a defect: what arrived is billed
             result = AttemptResult("replica_gone", counts)
         if result is None:
             return Settlement(request_id=hold.request_id, tenant_id=hold.tenant_id, replica_id=hold.replica_id)
         event = self._event(result.outcome, result.counts, load=result.load)
-        usage_event.observe(event, expected_prompt_tokens=self._request.prompt_tokens, counted=result.counts)
+        usage_event.observe(event, expected_prompts=self._request.prompts, counted=result.counts)
         return Settlement(
             request_id=hold.request_id,
             tenant_id=hold.tenant_id,

@@ -71,7 +71,7 @@ class Lifecycle:
     async def _serve(self, request: InferenceRequest, client: Client) -> None:
         """Admit the request, relay the answer, settle, then end the response."""
         plan = request.caller.tenant.limits
-        require_output_allowed(request.prompt_tokens, request.call, request.limits, request.target.base, plan=plan)
+        require_output_allowed(max(request.prompts), request.call, request.limits, request.target.base, plan=plan)
         placement = await self._admission.admit(request, self._allowance(request), client.watch)
         async with ActiveRequest(
             self._settings, self._clock, self._admission, self._relay, self._settler, client, request, placement

@@ -100,11 +100,11 @@ class Preparation:
         if kind != "tokenize":
             await self._schemas.check(tenant_id, target.base, call)
         await _yield_to_streams()
-        prompt_tokens = await self._counters.count(tenant_id, target.base, call, len(raw))
+        counted = await self._counters.count(tenant_id, target.base, call, len(raw))
         await _yield_to_streams()
         limits = caller.limits
         flex = call.service_tier == "flex" and caller.tenant.flex_prices is not None
-        max_tokens = output_ceiling(prompt_tokens, call.max_tokens, limits, target.base)
+        max_tokens = output_ceiling(max(counted), call.max_tokens, limits, target.base)
         return InferenceRequest(
             id=request_id,
             caller=caller,
@@ -112,7 +112,7 @@ class Preparation:
             call=call,
             target=target,
             engine_name=target.engine_name,
-            prompt_tokens=prompt_tokens,
+            prompts=tuple([prompt_tokens for prompt_tokens in counted for _ in range(call.n)]),
             max_tokens=max_tokens,
             min_tokens=self._min_tokens(call, max_tokens),
             affinity=affinity_key(tenant_id, session, call),

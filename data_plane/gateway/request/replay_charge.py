@@ -33,7 +33,7 @@ class ReplayCharge:
         the concurrency slot that the charge holds for a moment is given back once Redis answers.
         """
         reservation_request = ReservationRequest(
-            request_id=request_id, sequences=1, prompt_tokens=0, max_tokens=0, min_tokens=0,
+            request_id=request_id, prompts=(0,), max_tokens=0, min_tokens=0,
             block_tokens=kv_pages.PAGE_TOKENS,
         )  # fmt: skip
         allowance = one_request(caller.tenant, caller.key)

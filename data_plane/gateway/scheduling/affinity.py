@@ -36,7 +36,10 @@ def affinity_key(tenant_id: str, session: str, call: Call) -> str:
     """
     if session:
         return f"{tenant_id}\0{session}"
-    prefix = call.prompt if call.messages is None else call.messages[0].get("content") if call.messages else None
+    if call.messages is None:
+        prefix = call.prompts[0] if call.prompts else None
+    else:
+        prefix = call.messages[0].get("content") if call.messages else None
     return (
         f"{tenant_id}\0{zlib.crc32(prefix[:_PREFIX_CHARS].encode(errors='replace')):x}"
         if isinstance(prefix, str)

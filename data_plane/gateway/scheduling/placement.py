@@ -179,7 +179,7 @@ def rank(
 def _saved_ms(able: list[Candidate], request: InferenceRequest, costs: PlacementCosts) -> dict[str, float]:
     """What a prefix cache should save a session: its whole prompt on the replica it drew, half of it on the second."""
     ids = sorted([(draw(request.affinity, c.status.id), c.status.id) for c in able], reverse=True)[:_WARM_MAX]
-    whole_ms = request.prompt_tokens * costs.prompt_token_ms
+    whole_ms = request.prompts[0] * costs.prompt_token_ms
     return {name: whole_ms / (1 + place) for place, (_, name) in enumerate(ids)}
 
 

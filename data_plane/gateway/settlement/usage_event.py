@@ -78,20 +78,18 @@ def _kv_page_ms(run: RequestRun, counts: TokenCounts) -> tuple[int, bool]:
     """
     block_tokens = run.replica.block_tokens
     if counts.kv_page_ms is not None:
-        lengths = [counts.prompt_tokens + output for output in counts.outputs]
+        lengths = [prompt + output for prompt, output in counts.sequences]
         lengths += [prefill.computed_tokens for prefill in counts.aborted]
         most = sum(kv_pages.page_ms(length, run.on_replica_ms, block_tokens) for length in lengths)
         return min(counts.kv_page_ms, most), True
     if run.estimated:
         return 0, False
-    grown = [
-        even_growth_page_ms(counts.prompt_tokens, output, run.generating_ms, block_tokens) for output in counts.outputs
-    ]
-    return sum(grown), not (counts.outputs or counts.aborted)
+    grown = [even_growth_page_ms(*lengths, run.generating_ms, block_tokens) for lengths in counts.sequences]
+    return sum(grown), not (counts.sequences or counts.aborted)
 
 
-def observe(event: UsageEvent, *, expected_prompt_tokens: int, counted: TokenCounts) -> None:
-    """Count the event in the metrics, and whether the engine and the gateway counted the prompt equally."""
+def observe(event: UsageEvent, *, expected_prompts: tuple[int, ...], counted: TokenCounts) -> None:
+    """Count the event in the metrics, and whether the engine and the gateway counted the prompts equally."""
     metrics.OUTCOMES.labels(event.outcome).inc()
     metrics.TOKENS.labels("input").inc(event.input_tokens)
     metrics.TOKENS.labels("cached").inc(event.cached_tokens)
@@ -103,5 +101,5 @@ def observe(event: UsageEvent, *, expected_prompt_tokens: int, counted: TokenCou
         metrics.ADAPTER_REQUESTS.labels(event.adapter_tier).inc()
         if event.first_token_ms is not None:
             metrics.ADAPTER_FIRST_TOKEN_SECONDS.labels(event.adapter_tier).observe(event.first_token_ms / 1000)
-    if counted.outputs and counted.prompt_tokens != expected_prompt_tokens:
+    if any(prompt not in expected_prompts for prompt, _ in counted.sequences):
         metrics.PROMPT_COUNT_DIFFERENCES.inc()

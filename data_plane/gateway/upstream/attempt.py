@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 
 import msgspec
 import structlog
@@ -142,7 +143,7 @@ class Attempt(ABC):
     def _replica_gone(self, error: Exception) -> AttemptResult:
         counts = self.counts()
         _log.warning("replica connection lost", replica=self.replica.id, error=repr(error))
-        if not self._client.started and not counts.outputs:
+        if not self._client.started and not counts.sequences:
             raise ReplicaFailed("The replica failed before its first token.") from error
         lost = ReplicaFailed("The replica went away before the answer was complete.", retryable=False)
         return AttemptResult("replica_gone", counts, error=lost)
@@ -156,7 +157,7 @@ class Attempt(ABC):
             return AttemptResult(outcome, counts)
         if self.cut is not None:
             return AttemptResult(outcome, counts, error=self.cut)
-        if not self._client.started and not counts.outputs and self._loop.time() < self._deadline:
+        if not self._client.started and not counts.sequences and self._loop.time() < self._deadline:
             raise ReplicaFailed("The replica did not answer in time.", code="replica_timeout")  # costs nothing
         late = Unavailable("The answer took too long.", code="generation_timeout", retryable=False)
         return AttemptResult(outcome, counts, error=late)
@@ -166,14 +167,15 @@ class Attempt(ABC):
         the whole prompt, and an end that the platform caused costs nothing. A request that the engine refused or never
         got costs nothing.
         """
-        counts, prompt_tokens = self.counts(), self.request.prompt_tokens
-        sequences = self.request.call.n - len(counts.outputs)
-        if sequences <= 0 or self._engine_request is None or self._refused:
+        counts = self.counts()
+        unstarted = Counter(self.request.prompts) - Counter(prompt for prompt, _ in counts.sequences)
+        prompts = list(unstarted.elements())[: self.request.sequences - len(counts.sequences)]
+        if not prompts or self._engine_request is None or self._refused:
             return counts
-        prefills = reported_prefills(self.aborted_report, prompt_tokens=prompt_tokens)
+        prefills = reported_prefills(self.aborted_report, prompt_tokens=max(prompts))
         if prefills is None and outcome == "client_gone":
-            prefills = [AbortedPrefill(prompt_tokens, 0)] * sequences
-        counts.aborted = tuple((prefills or [])[:sequences])
+            prefills = [AbortedPrefill(prompt, 0) for prompt in prompts]
+        counts.aborted = tuple((prefills or [])[: len(prompts)])
         return counts
 
     async def _abort(self, engine_request: EngineRequest) -> None:

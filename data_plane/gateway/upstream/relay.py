@@ -85,7 +85,7 @@ class Relay:
                 self._report(replica, failed=isinstance(error, ReplicaFailed) and not about_adapter)
             raise
         caller_waited = result.outcome != "client_gone" and attempt.cut is None
-        if not attempt.stalled and (caller_waited or result.counts.outputs):
+        if not attempt.stalled and (caller_waited or result.counts.sequences):
             self._report(replica, failed=caller_waited and result.outcome == "replica_gone")
         return result if attempt.load is None else msgspec.structs.replace(result, load=attempt.load)
 

@@ -38,7 +38,7 @@ class StreamingAttempt(Attempt):
             engine_name=request.engine_name,
             shown_name=request.target.shown_name,
             usage_shown=call.usage_shown,
-            sequences=call.n,
+            sequences=request.sequences,
             event_max_bytes=limits.event_max_bytes,
             service_tier=request.shown_tier,
         )
@@ -73,7 +73,7 @@ class StreamingAttempt(Attempt):
             out = self._rewriter.feed(data)
         except StreamBroken as broken:
             # What is billed is sent. Before the first token, another replica may still serve the request.
-            if broken.before and (self._client.started or self.counts().outputs):
+            if broken.before and (self._client.started or self.counts().sequences):
                 self._send(broken.before)
             raise
         self._extend_deadline()

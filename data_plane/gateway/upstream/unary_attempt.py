@@ -55,6 +55,7 @@ class UnaryAttempt(Attempt):
         self._oversized: TokenCounts | None = None  # of an answer that is too large to relay
         self._load: AdapterLoad | None = None
         self._aborted_report: str | None = None
+        self._sequences_report: str | None = None
         self._kv_page_ms: int | None = None
 
     def _first_deadline(self) -> float:
@@ -95,7 +96,9 @@ class UnaryAttempt(Attempt):
         elif self._answer is None:
             counts = TokenCounts()
         else:
-            counts = openai_response.counts(self._answer, sequences=self.request.call.n)
+            counts = openai_response.counts(
+                self._answer.usage, prompts=self.request.prompts, report=self._sequences_report
+            )
         counts.kv_page_ms = self._run.kv_page_ms if self._kv_page_ms is None else self._kv_page_ms
         return counts
 
@@ -127,6 +130,7 @@ class UnaryAttempt(Attempt):
     async def _read_to_end(self, response: EngineResponse) -> None:
         self._load = openai_response.load(response.headers.get("x-tenora-load"))
         self._aborted_report = response.headers.get("x-tenora-aborted")
+        self._sequences_report = response.headers.get("x-tenora-sequences")
         self._kv_page_ms = reported_number(response.headers.get("x-tenora-kv-page-ms"))
         while data := await response.read_chunk():
             if not self._raw and not data.startswith(b"{"):
@@ -136,23 +140,21 @@ class UnaryAttempt(Attempt):
                 self._too_large = True
                 del self._raw[:-_TAIL_BYTES]
         if self._too_large:
-            self._oversized = counts_at_end(bytes(self._raw), sequences=self.request.call.n)
+            self._oversized = openai_response.counts(
+                usage_at_end(bytes(self._raw)), prompts=self.request.prompts, report=self._sequences_report
+            )
         else:
             self._answer = openai_response.decode(bytes(self._raw))
 
 
-def counts_at_end(tail: bytes, *, sequences: int) -> TokenCounts:
-    """Tokens of an answer of which only the tail was kept, spread evenly over its sequences. Raises StreamBroken."""
+def usage_at_end(tail: bytes) -> openai_response.Usage:
+    """The usage of an answer of which only the tail was kept. Raises StreamBroken."""
     text = tail.decode("latin-1")
     try:
         *_, found = _USAGE.finditer(text)
-        usage = msgspec.convert(json.JSONDecoder().raw_decode(text, found.end())[0], openai_response.Usage)
+        return msgspec.convert(json.JSONDecoder().raw_decode(text, found.end())[0], openai_response.Usage)
     except (ValueError, msgspec.MsgspecError) as error:
         raise StreamBroken("answer is too large and does not end with its usage") from error
-    each, more = divmod(usage.completion_tokens, sequences)
-    outputs = [each + 1] * more + [each] * (sequences - more)
-    cached = (usage.prompt_tokens_details or {}).get("cached_tokens") or 0
-    return TokenCounts(usage.prompt_tokens, int(cached), [output for output in outputs if output > 0])
 
 
 def _too_large(bytes_max: int) -> Unprocessable:

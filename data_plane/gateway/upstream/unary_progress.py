@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from core.contracts.replicas import ReplicaStatus
-from core.contracts.usage import GenerationProgress
+from core.contracts.usage import GenerationProgress, SequenceCounts
 from data_plane.gateway.api.openai_request import Kind
 from data_plane.gateway.api.token_counts import TokenCounts
 from data_plane.gateway.upstream.engine_client import EngineClient, external_id
@@ -22,21 +22,20 @@ class UnaryRun:
     """One request on one engine, and what the engine has generated for it so far."""
 
     def __init__(self) -> None:
-        self._prompt_tokens = 0
-        self._outputs: dict[int, int] = {}
+        self._sequences: list[SequenceCounts] = []
         self.kv_page_ms: int | None = None
 
     def record(self, progress: GenerationProgress) -> None:
-        """A report. It leaves out sequences that have ended, whose last counts remain."""
-        self._prompt_tokens = progress.prompt_tokens
-        self._outputs |= progress.outputs
+        """A report on all sequences."""
+        self._sequences = progress.sequences
         if progress.kv_page_ms is not None:
             self.kv_page_ms = progress.kv_page_ms
 
     def counts(self) -> TokenCounts:
-        """Tokens so far. How many prompt tokens were cached is known at the end."""
-        outputs = [output for output in self._outputs.values() if output > 0]
-        return TokenCounts(self._prompt_tokens, 0, outputs, cached_known=not outputs, kv_page_ms=self.kv_page_ms)
+        """Tokens so far."""
+        counts = TokenCounts.of(self._sequences)
+        counts.kv_page_ms = self.kv_page_ms
+        return counts
 
 
 class UnaryProgress:

@@ -181,8 +181,13 @@ BAD_BODIES = [
         "R15",
         *[
             _text(f"prompt {str(value)[:12]}", "invalid_value", "prompt", prompt=value)
-            for value in (["a"] * 1024, [1, 2], [-1], "", 5)
+            for value in (["a"] * 33, ["a"] * 1024, [], {"a": 1}, "", 5)
         ],
+        *[
+            _text(f"prompt {value}", "invalid_value", place, prompt=value)
+            for value, place in (([1, 2], "prompt[0]"), (["a", [1]], "prompt[1]"), (["a", ""], "prompt[1]"))
+        ],
+        _text("17 prompts twice", "invalid_value", "prompt", prompt=["a"] * 17, n=2),
     ),
     *_row("R16", _field("prompt_embeds", "x", "unsupported_parameter")),
     *_row(

@@ -165,7 +165,7 @@ async def test_an_estimates_cached_tokens_stay_cached_and_quotas_count_them_like
     limits = msgspec.structs.replace(AMPLE, count_cached_tokens=counts_cached)
     grant = TenantGrant(tenant_id=tenant, status="active", limits=limits, prices=PRICES)
     stage.redis.hset(redis_keys.snapshot("tenants"), tenant, msgspec.json.encode(grant))
-    wanted = ask(60, prompt=1000)
+    wanted = ask(60, prompts=[1000])
     early = estimate(stage, tenant, request_id=wanted.request_id, input_tokens=1000, cached_tokens=1000)
     exact = msgspec.structs.replace(early, estimated=False, outcome="done", cached_tokens=900, output_tokens=50)
     async with connected(redis_settings.redis_url) as (_, line):

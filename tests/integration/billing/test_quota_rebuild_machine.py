@@ -93,7 +93,7 @@ class RebuildMachine(RuleBasedStateMachine):
     @rule(second=st.booleans())
     def reserve(self, second):
         tenant_id = list(self.grants)[second]
-        wanted = ask(MOST, prompt=PROMPT)
+        wanted = ask(MOST, prompts=[PROMPT])
         allowed = granted(tenant_id, prices=PRICES)
         assert not self.run(self.quota.reserve(wanted, allowed, replica_id=REPLICA, replica_pages_max=10**6)).blocked_by
         request = Request(wanted.request_id, tenant_id)

@@ -2,7 +2,7 @@
 -- KEYS leases, reservation, settled, leased_tenants, usage_stream, replica_held, replica_held_pages, quotas_rebuilt, then each
 --      level's hash
 -- ARGV request_id, tenant_id, lease_ms, marker_ttl_s, reservation_prefix, settled_prefix,
---      sequences, prompt_tokens, max_tokens, min_tokens, block_tokens, replica_pages_max, input_nanos, output_nanos, page_nanos,
+--      prompts (the prompt tokens of each sequence), max_tokens, min_tokens, block_tokens, replica_pages_max, input_nanos, output_nanos, page_nanos,
 --      then for each level: requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute,
 --      concurrent_requests, kv_pages, tokens_per_month, spend_ceiling_nanos, charged_nanos, month_nanos (-1 is no limit),
 --      keep_s (-1 keeps the level's hash without an end)
@@ -15,7 +15,7 @@
 -- Rates are GCRA (the ATM Forum's leaky bucket as a meter) with a burst of one minute's worth, kept as theoretical arrival
 -- times in microseconds of the server's clock.
 
-local FIRST_LEVEL, FIRST_LIMIT, LIMITS = 9, 16, 11
+local FIRST_LEVEL, FIRST_LIMIT, LIMITS = 9, 15, 11
 local MINUTE_US, PAGE_TOKENS = 60000000, 16
 local NANOS_MAX = 9007199254740991 -- the largest integer that a Lua number represents exactly; no hold is larger
 local RATES = { 'requests', 'tokens', 'input', 'output' }
@@ -24,9 +24,13 @@ local FIELDS = { 'month', 'concurrent', 'kv_pages', 'month_held', 'month_used', 
 
 local leases, reservation, replica_held, replica_pages = KEYS[1], KEYS[2], KEYS[6], KEYS[7]
 local request_id, tenant_id, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local sequences, prompt, requested, least = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local block, replica_pages_max = tonumber(ARGV[11]), tonumber(ARGV[12])
-local input_nanos, output_nanos, page_nanos = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
+local prompts, input = {}, 0
+for prompt in string.gmatch(ARGV[7], '%d+') do
+  prompts[#prompts + 1] = tonumber(prompt)
+  input = input + tonumber(prompt)
+end
+local requested, least, block, replica_pages_max = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local input_nanos, output_nanos, page_nanos = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
 
 local now = now_us()
 local now_ms = math.floor(now / 1000)
@@ -34,9 +38,11 @@ local month = month_of(math.floor(now / 1000000))
 
 -- The most that the request may use with this many max_tokens.
 local function needs(max_tokens)
-  local need = { requests = 1, input = sequences * prompt, output = sequences * max_tokens }
+  local need = { requests = 1, input = input, output = #prompts * max_tokens, pages = 0 }
   need.tokens = need.input + need.output
-  need.pages = sequences * math.ceil((prompt + max_tokens) / block) * (block / PAGE_TOKENS)
+  for _, prompt in ipairs(prompts) do
+    need.pages = need.pages + math.ceil((prompt + max_tokens) / block) * (block / PAGE_TOKENS)
+  end
   need.nanos = math.min(NANOS_MAX, need.input * input_nanos + need.output * output_nanos + need.pages * page_nanos)
   return need
 end
@@ -146,40 +152,37 @@ end
 
 -- The max_tokens that fit at every level now, at most the requested number; below 0 where even the prompt does not fit.
 local function fitting()
-  local most, money = requested, NANOS_MAX
+  local most, pages, money = requested, math.huge, NANOS_MAX
   for _, level in ipairs(levels) do
     if level.month_limit >= 0 then
-      most = math.min(most, math.floor((level.month_limit - level.month_used - level.month_held) / sequences) - prompt)
+      most = math.min(most, math.floor((level.month_limit - level.month_used - level.month_held - input) / #prompts))
     end
     if level.pages_limit >= 0 then
-      local each = math.floor((level.pages_limit - level.kv_pages) / sequences)
-      most = math.min(most, math.floor(each * PAGE_TOKENS / block) * block - prompt)
+      pages = math.min(pages, level.pages_limit - level.kv_pages)
     end
-    local tokens, input, output = level.rates[2], level.rates[3], level.rates[4]
+    local tokens, inputs, output = level.rates[2], level.rates[3], level.rates[4]
     if tokens.limit >= 0 then
-      most = math.min(most, math.floor(left_in(tokens) / sequences) - prompt)
+      most = math.min(most, math.floor((left_in(tokens) - input) / #prompts))
     end
-    if input.limit >= 0 and prompt * sequences > left_in(input) then
+    if inputs.limit >= 0 and input > left_in(inputs) then
       return -1
     end
     if output.limit >= 0 then
-      most = math.min(most, math.floor(left_in(output) / sequences))
+      most = math.min(most, math.floor(left_in(output) / #prompts))
     end
     money = math.min(money, (spend_left(level)))
   end
-  if most >= 0 and needs(most).nanos > money then
-    local fits, above = -1, most
-    while above - fits > 1 do
-      local middle = math.floor((fits + above) / 2)
-      if needs(middle).nanos <= money then
-        fits = middle
-      else
-        above = middle
-      end
+  local fits, above = -1, most + 1
+  while above - fits > 1 do
+    local middle = above == most + 1 and most or math.floor((fits + above) / 2)
+    local need = needs(middle)
+    if need.nanos <= money and need.pages <= pages then
+      fits = middle
+    else
+      above = middle
     end
-    most = fits
   end
-  return most
+  return fits
 end
 
 -- Of all levels that limit this rate: the limit, what is left, and the time to reset, where the least is left.

@@ -77,13 +77,23 @@ def test_a_request_that_was_never_scheduled_is_not_in_the_table(engine):
     assert (engine.reader.page_ms(CHAT), engine.reader.total_page_ms()) == (None, 0)
 
 
-def test_the_sequences_of_a_request_add_up_also_when_one_starts_after_another_has_ended(engine):
-    first, second = internal(child="0_"), internal(child="1_")
+@pytest.mark.parametrize(
+    ("request_id", "first", "second"),
+    [
+        (CHAT, internal(child="0_"), internal(child="1_")),
+        ("cmpl-req_1-0", internal("cmpl-req_1-0"), internal("cmpl-req_1-12")),
+        ("cmpl-req_1-0", internal("cmpl-req_1-0", "1_"), internal("cmpl-req_1-1", "0_")),
+    ],
+    ids=["n", "prompts", "prompts times n"],
+)
+def test_the_sequences_of_a_request_add_up_also_when_one_starts_after_another_has_ended(
+    engine, request_id, first, second
+):
     engine.step(new=[first], **{first: 10})
     engine.free(first, after_ms=10)
     engine.step(after_ms=100, new=[second], **{second: 10})
     engine.free(second, after_ms=10)
-    assert engine.reader.page_ms(CHAT) == 2 * 10 + 2 * 10
+    assert engine.reader.page_ms(request_id) == 2 * 10 + 2 * 10
 
 
 def test_a_preempted_request_costs_nothing_until_it_runs_again(engine):

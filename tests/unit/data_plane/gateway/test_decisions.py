@@ -289,7 +289,7 @@ RUN = RequestRun(
 )
 def test_an_event_bills_the_page_time_that_the_engine_measured(prompt, outputs, aborted, measured):
     prefills = tuple(AbortedPrefill(tokens, 0) for tokens in aborted)
-    counts = TokenCounts(prompt, 0, outputs, aborted=prefills, kv_page_ms=measured)
+    counts = TokenCounts([(prompt, output) for output in outputs], aborted=prefills, kv_page_ms=measured)
     event, early = (
         usage_event(inference_request(), replace(RUN, estimated=estimated), counts) for estimated in (False, True)
     )
@@ -305,19 +305,21 @@ def test_an_event_bills_the_page_time_that_the_engine_measured(prompt, outputs, 
         assert (early.kv_page_ms, early.kv_measured) == (event.kv_page_ms, True)
 
 
-@given(prompt=st.integers(1, 5000), cached=st.integers(0, 5000), outputs=st.lists(st.integers(1, 500), max_size=4))
-def test_an_event_bills_the_engines_counts(prompt, cached, outputs):
+@given(
+    sequences=st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 500)), max_size=4), cached=st.integers(0, 5000)
+)
+def test_an_event_bills_the_engines_counts(sequences, cached):
     request = inference_request()
     run = replace(RUN, load=AdapterLoad(tier="disk", load_ms=5, stall_ms=1))
-    event = usage_event(request, run, TokenCounts(prompt, cached, outputs))
-    assert event.input_tokens == prompt * len(outputs)
-    assert event.output_tokens == sum(outputs)
+    event = usage_event(request, run, TokenCounts(sequences, cached))
+    assert event.input_tokens == sum(prompt for prompt, _ in sequences)
+    assert event.output_tokens == sum(output for _, output in sequences)
     assert event.cached_tokens == min(cached, event.input_tokens)
-    counts = TokenCounts(prompt, 0, outputs, cached_known=False)
+    counts = TokenCounts(sequences, cached_known=False)
     early = usage_event(request, replace(run, estimated=True), counts)
     assert early.cached_tokens == early.input_tokens  # so that the request costs at most its whole usage
     aborted = (AbortedPrefill(64, 16), AbortedPrefill(33, 0))
-    gone = usage_event(request, run, TokenCounts(prompt, cached, outputs, aborted=aborted))
+    gone = usage_event(request, run, TokenCounts(sequences, cached, aborted=aborted))
     assert (gone.input_tokens, gone.aborted_prefill_tokens) == (event.input_tokens + 97, 97)
     assert gone.cached_tokens == min(cached + 16, gone.input_tokens)
     assert (event.first_token_ms, event.duration_ms) == (7, 50)

@@ -85,18 +85,18 @@ class QuotaMachine(RuleBasedStateMachine):
         return len(due)
 
     @rule(
-        caller=st.sampled_from(CALLERS), replica=st.sampled_from(sorted(REPLICAS)), prompt=st.integers(0, 60),
+        caller=st.sampled_from(CALLERS), replica=st.sampled_from(sorted(REPLICAS)),
+        prompts=st.lists(st.integers(0, 60), min_size=1, max_size=3),
         tokens=st.one_of(st.integers(1, 9), st.integers(1, 400)), least=st.integers(1, 400),
-        sequences=st.integers(1, 2),
     )  # fmt: skip
-    def reserve(self, caller, replica, prompt, tokens, least, sequences, request_id=None):
+    def reserve(self, caller, replica, prompts, tokens, least, request_id=None):
         tenant_id, key_id = caller
         allowed = granted(
             tenant_id, prices=PRICES, platform=self.platform, key_id=key_id, **self.callers[caller], **self.limits
         )
         self.expire_due(tenant_id)
         least = min(least, tokens)
-        wanted = ask(tokens, prompt=prompt, least=least, sequences=sequences, request_id=request_id)
+        wanted = ask(tokens, prompts=prompts, least=least, request_id=request_id)
         verdict = self.run(
             self.scripts.reserve(wanted, allowed, replica_id=replica, replica_pages_max=REPLICAS[replica])
         )
@@ -108,13 +108,11 @@ class QuotaMachine(RuleBasedStateMachine):
                 room,
                 0,
                 key=lambda count: (
-                    not self.model.fits(
-                        allowed, self.model.needs(allowed, prompt=prompt, tokens=count, sequences=sequences)
-                    )
+                    not self.model.fits(allowed, self.model.needs(allowed, prompts=prompts, tokens=count))
                 ),
             )
         )
-        need = self.model.needs(allowed, prompt=prompt, tokens=number, sequences=sequences)
+        need = self.model.needs(allowed, prompts=prompts, tokens=number)
         if number < least:
             assert verdict.blocked_by not in ("", "replica_pages")
             assert verdict.fits < least or verdict.blocked_by == "concurrent_requests"
@@ -125,7 +123,7 @@ class QuotaMachine(RuleBasedStateMachine):
             return
         assert (verdict.blocked_by, verdict.max_tokens, verdict.pages) == ("", number, need["kv_pages"])
         self.model.live[wanted.request_id] = Held(
-            wanted.request_id, allowed, key_id, replica, sequences * prompt, sequences * number, need["kv_pages"],
+            wanted.request_id, allowed, key_id, replica, sum(prompts), len(prompts) * number, need["kv_pages"],
             need["spend_held_nanos"],
         )  # fmt: skip
         self.reached(allowed)
@@ -137,7 +135,7 @@ class QuotaMachine(RuleBasedStateMachine):
     def reserve_several(self, caller, replica, tokens):
         """Holds count like usage."""
         for each in tokens:
-            self.reserve(caller, replica, 0, each, each, 1)
+            self.reserve(caller, replica, [0], each, each)
 
     def reached(self, allowed: Allowance) -> None:
         """Earlier charges count even if Redis never knew of them."""
@@ -153,7 +151,7 @@ class QuotaMachine(RuleBasedStateMachine):
         del self.model.live[held.request_id]
         self.model.overdue.discard(held.request_id)
         caller = (held.allowance.tenant_id, held.key_id)
-        self.reserve(caller, held.replica, 0, tokens, tokens, 1, request_id=held.request_id)
+        self.reserve(caller, held.replica, [0], tokens, tokens, request_id=held.request_id)
 
     def part(self, held: Held, percent: int) -> Used:
         return Used(

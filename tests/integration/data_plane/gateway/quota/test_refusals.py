@@ -42,7 +42,7 @@ CASES = [
     (level.name, limit) for level in granted("tn_one", **WIDE).levels for limit in LIMITS if getattr(level, limit) >= 0
 ]
 
-asks = st.builds(ask, st.integers(1, 200), prompt=st.integers(1, 200), sequences=st.integers(1, 3))
+asks = st.builds(ask, st.integers(1, 200), prompts=st.lists(st.integers(1, 200), min_size=1, max_size=3))
 earlier = st.lists(st.tuples(asks, st.booleans()), max_size=4)
 
 
@@ -96,8 +96,8 @@ def narrowed(
     }  # fmt: skip
     if limit in RATES:
         cost = {
-            "requests": 1, "tokens": need["month_held"], "input": wanted.sequences * wanted.prompt_tokens,
-            "output": wanted.sequences * wanted.max_tokens,
+            "requests": 1, "tokens": need["month_held"], "input": sum(wanted.prompts),
+            "output": len(wanted.prompts) * wanted.max_tokens,
         }[RATES[limit]]  # fmt: skip
         free[limit] = cost - 1  # never; buckets that only have to refill belong to the test below
     return msgspec.structs.replace(level, **{limit: free[limit]})
@@ -115,9 +115,7 @@ def test_a_request_refused_by_any_limit_of_any_level_takes_nothing(redis_setting
                 if ended:
                     assert await settle(quota, each, wide, output_tokens=1, cost_nanos=7)
             (at,) = (number for number, level in enumerate(wide.levels) if level.name == name)
-            need = Model().needs(
-                wide, prompt=wanted.prompt_tokens, tokens=wanted.max_tokens, sequences=wanted.sequences
-            )
+            need = Model().needs(wide, prompts=wanted.prompts, tokens=wanted.max_tokens)
             level = narrowed(wide.levels[at], limit, await stored(redis, wide.levels[at].quota), need, wanted)
             levels = (*wide.levels[:at], level, *wide.levels[at + 1 :])
             was = await everything(redis)
@@ -141,7 +139,7 @@ def test_a_replica_without_room_changes_no_level(redis_settings, before, wanted)
             wide, there = granted(**WIDE), 0
             for each, _ in before:
                 there = (await take(quota, each, wide)).replica_pages_held
-            pages = wanted.sequences * -(-(wanted.prompt_tokens + wanted.max_tokens) // BLOCK)
+            pages = sum(-(-(prompt + wanted.max_tokens) // BLOCK) for prompt in wanted.prompts)
             was = await everything(redis)
             assert (await take(quota, wanted, wide, there + pages - 1)).blocked_by == "replica_pages"
             assert await everything(redis) == was
@@ -160,9 +158,9 @@ async def test_a_bucket_that_must_refill_refuses_and_no_other_bucket_is_drawn_fr
     redis, quota = quotas
     nearly_empty = granted(**{**WIDE, limit: burst})
     for _ in range(2):
-        assert not (await take(quota, ask(140, prompt=140), nearly_empty)).blocked_by
+        assert not (await take(quota, ask(140, prompts=[140]), nearly_empty)).blocked_by
     was = await everything(redis)
     for least in (200, 100):
-        refused = await take(quota, ask(200, prompt=200, least=least), nearly_empty)
+        refused = await take(quota, ask(200, prompts=[200], least=least), nearly_empty)
         assert (refused.blocked_by, refused.level, refused.wait_us > 0) == (limit, "tenant", True)
         assert await everything(redis) == was

@@ -88,10 +88,10 @@ async def test_rate_limits_admit_a_burst_of_the_limit_and_nothing_above(quotas, 
 async def test_input_and_output_tokens_have_separate_minute_limits(quotas):
     _, quota = quotas
     allowed = granted(input_tokens_per_minute=100, output_tokens_per_minute=50)
-    assert (await reserve(quota, ask(60, prompt=10), allowed)).blocked_by == "output_tokens_per_minute"
-    assert (await reserve(quota, ask(10, prompt=101), allowed)).wait_us == -1
-    assert not (await reserve(quota, ask(50, prompt=90), allowed)).blocked_by
-    refused = await reserve(quota, ask(0, prompt=20), allowed)
+    assert (await reserve(quota, ask(60, prompts=[10]), allowed)).blocked_by == "output_tokens_per_minute"
+    assert (await reserve(quota, ask(10, prompts=[101]), allowed)).wait_us == -1
+    assert not (await reserve(quota, ask(50, prompts=[90]), allowed)).blocked_by
+    refused = await reserve(quota, ask(0, prompts=[20]), allowed)
     assert (refused.blocked_by, refused.level) == ("input_tokens_per_minute", "tenant")
 
 
@@ -124,19 +124,19 @@ async def test_each_limit_also_holds_for_the_platform_and_for_a_key(quotas, leve
     _, quota = quotas
     limits = {"platform": PlatformLimits(**{limit: room}), "key": KeyLimits(**{limit: room})}
     allowed = granted("tn_one", key_id="key_1", **{level: limits[level]})
-    assert not (await reserve(quota, ask(5, prompt=10), allowed)).blocked_by
-    refused = await reserve(quota, ask(5, prompt=10), allowed)
+    assert not (await reserve(quota, ask(5, prompts=[10]), allowed)).blocked_by
+    refused = await reserve(quota, ask(5, prompts=[10]), allowed)
     assert (refused.blocked_by, refused.level) == (limit, level)
     of_another_key = granted("tn_one", key_id="key_2", **({level: limits[level]} if level == "platform" else {}))
-    assert bool((await reserve(quota, ask(5, prompt=10), of_another_key)).blocked_by) == (level == "platform")
+    assert bool((await reserve(quota, ask(5, prompts=[10]), of_another_key)).blocked_by) == (level == "platform")
 
 
 @pytest.mark.parametrize(("prompt", "never"), [(101, True), (60, False)])
 async def test_a_prompt_above_a_limit_leaves_room_for_no_completion(quotas, prompt, never):
     _, quota = quotas
     allowed = granted(input_tokens_per_minute=100)
-    assert not (await reserve(quota, ask(5, prompt=50), allowed)).blocked_by
-    refused = await reserve(quota, ask(200, prompt=prompt), allowed)
+    assert not (await reserve(quota, ask(5, prompts=[50]), allowed)).blocked_by
+    refused = await reserve(quota, ask(200, prompts=[prompt]), allowed)
     assert (refused.blocked_by, refused.fits, refused.wait_us == -1) == ("input_tokens_per_minute", 0, never)
     assert "Lower max_tokens to" not in quota_exceeded(refused, tokens=prompt + 200).message
 
@@ -190,11 +190,11 @@ async def test_an_early_refund_returns_all_unused_tokens(quotas):
 async def test_a_request_without_max_tokens_gets_the_rest_and_one_with_it_is_refused(quotas, limits, blocked_by, fits):
     _, quota = quotas
     allowed = granted(**limits)
-    refused = await reserve(quota, ask(200, prompt=10), allowed)
+    refused = await reserve(quota, ask(200, prompts=[10]), allowed)
     assert (refused.blocked_by, refused.fits) == (blocked_by, fits)
-    given = await reserve(quota, ask(200, prompt=10, least=16), allowed)
+    given = await reserve(quota, ask(200, prompts=[10], least=16), allowed)
     assert (given.blocked_by, given.max_tokens) == ("", fits)
-    left = await reserve(quota, ask(200, prompt=10, least=16), allowed)
+    left = await reserve(quota, ask(200, prompts=[10], least=16), allowed)
     assert (left.blocked_by, left.max_tokens) == (blocked_by, 0)
     assert left.fits < 16
 

@@ -133,9 +133,9 @@ async def test_the_refusal_at_the_end_of_a_balance_says_how_many_tokens_fit(redi
         quota, prepaid = scripts(line), allowed(ceiling_cents=100)
         prices = msgspec.structs.replace(prepaid.costs, input_nanos=1)
         prepaid = msgspec.structs.replace(prepaid, costs=prices)
-        over = await reserve(quota, ask(100, prompt=1), prepaid)
+        over = await reserve(quota, ask(100, prompts=[1]), prepaid)
         refusal = quota_exceeded(over, tokens=101)
         assert (over.blocked_by, over.fits, refusal.max_tokens_that_fit) == ("spend", 99, 99)
         assert "Lower max_tokens to 99" in refusal.message
-        as_many_as_fit = await reserve(quota, ask(100, prompt=1, least=1), prepaid)
+        as_many_as_fit = await reserve(quota, ask(100, prompts=[1], least=1), prepaid)
         assert (as_many_as_fit.blocked_by, as_many_as_fit.max_tokens) == ("", 99)

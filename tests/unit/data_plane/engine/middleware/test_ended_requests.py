@@ -30,7 +30,7 @@ class Engine:
     async def abort(self, request_ids) -> None:
         self.aborted.append(list(request_ids))
         for request_id in request_ids:
-            self.processor.end(*list(self.processor.external_req_ids[request_id]))
+            self.processor.end(*list(self.processor.external_req_ids.get(request_id, ())))
 
     async def receive(self):
         raise AssertionError("nothing is read")
@@ -84,6 +84,26 @@ async def test_each_sequences_prompt_and_output_count_once_its_first_token_came(
     )
     assert found.requests == ()
     assert engine.aborted == []
+
+
+async def test_all_prompts_of_a_completion_are_counted_and_aborted_as_one_request(engine):
+    request_id = id_at(HOUR_MS)
+    engine_id = f"cmpl-{request_id}-0"
+    async with engine.ended.counted(
+        engine_id, request_id, "tn_1", engine.connection, RunningRequest(), engine.front_end
+    ):
+        for index, name in enumerate("abc"):
+            vllm_id = f"cmpl-{request_id}-{index}"
+            engine.processor.add_request(
+                SimpleNamespace(request_id=name, external_req_id=vllm_id, prompt_len=10 * (index + 1))
+            )
+        engine.processor.produce("b", 4)
+        engine.processor.produce("c", 1)
+        engine.processor.end("b")
+        assert engine.front_end.sequences(engine_id) == ["a", "c"]
+    assert engine.front_end.sequences(engine_id) == []
+    (ended,) = engine.ended.collect(0, at_once=True).requests
+    assert (ended.request_id, ended.prompt_tokens, ended.output_tokens) == (request_id, 20 + 30, 5)
 
 
 async def test_counts_are_by_tenant_and_by_the_hour_of_the_requests_id(engine):

@@ -59,16 +59,12 @@ async def test_an_answer_that_the_engine_has_not_measured_has_no_report(running)
 
 
 async def test_the_progress_of_a_whole_answer_contains_what_it_holds_until_now(running):
-    processor = running.harness.client.output_processor
-    processor.external_req_ids = {"chatcmpl-req_1": [SEQUENCE], "chatcmpl-early": ["early"]}
-    processor.request_states = {
-        SEQUENCE: SimpleNamespace(
-            is_prefilling=False, request_index=0, prompt_len=17,
-            detokenizer=SimpleNamespace(num_output_tokens=lambda: 3),
-        ),
-        "early": SimpleNamespace(is_prefilling=True),
-    }  # fmt: skip
-    running.wait(50)
-    body = {"request_ids": ["chatcmpl-req_1", "chatcmpl-early", "chatcmpl-gone"]}
-    answer = await running.harness.ask("POST", "/tenora/v1/progress", body)
-    assert answer.json["requests"] == {"chatcmpl-req_1": {"prompt_tokens": 17, "outputs": {"0": 3}, "kv_page_ms": 100}}
+    aborts = running.harness.adapters.aborts
+    with aborts.track("chatcmpl-req_1") as one, aborts.track("chatcmpl-early") as early:
+        early.states = [SimpleNamespace(is_prefilling=True)]
+        tokens = SimpleNamespace(num_output_tokens=lambda: 3)
+        one.states = [SimpleNamespace(is_prefilling=False, prompt_len=17, num_cached_tokens=4, detokenizer=tokens)]
+        running.wait(50)
+        body = {"request_ids": ["chatcmpl-req_1", "chatcmpl-early", "chatcmpl-gone"]}
+        answer = await running.harness.ask("POST", "/tenora/v1/progress", body)
+    assert answer.json["requests"] == {"chatcmpl-req_1": {"sequences": [[17, 4, 3]], "kv_page_ms": 100}}

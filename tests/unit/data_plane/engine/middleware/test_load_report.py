@@ -53,8 +53,15 @@ class Reporting:
         place, _ = table.claim(ENGINE_ID, area)
         table.write(place)
 
-    def kv_send(self, interval_s):
-        """The ``send`` of a request for the base model."""
+    def kv_send(self, interval_s, *, sequences=()):
+        """The ``send`` of a request for the base model. ``sequences`` are prompt, cached and output tokens."""
+        self.running.states = [
+            SimpleNamespace(
+                prompt_len=prompt, num_cached_tokens=cached, is_prefilling=output is None,
+                detokenizer=SimpleNamespace(num_output_tokens=lambda output=output: output),
+            )
+            for prompt, cached, output in sequences
+        ]  # fmt: skip
 
         async def send(message):
             self.sent.append(message)
@@ -203,3 +210,20 @@ async def test_a_request_that_the_engine_has_not_measured_reports_nothing(report
     for message in (start(), part(b"data: 1\n\n"), part(b"data: [DONE]\n\n")):
         await send(message)
     assert reporting.body == b"data: 1\n\ndata: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("sequences", "report"),
+    [([(9, 4, 2)], None), ([(9, 4, 2), (30, 0, None), (5, 3, 1)], b"[[9,4,2],[5,3,1]]")],
+    ids=["one", "several, one without a token"],
+)
+async def test_an_answer_reports_the_tokens_of_each_of_several_sequences(reporting, sequences, report):
+    send = reporting.kv_send(0, sequences=sequences)
+    await send(start(b"application/json"))
+    await send(part(b"{}", more=False))
+    assert dict(reporting.sent[0]["headers"]).get(b"x-tenora-sequences") == report
+    send = reporting.kv_send(0, sequences=sequences)
+    for message in (start(), part(b"data: 1\n\n"), part(b"data: [DONE]\n\n")):
+        await send(message)
+    comment = b"" if report is None else b": tenora-sequences " + report + b"\n\n"
+    assert reporting.body.endswith(b"data: 1\n\n" + comment + b"data: [DONE]\n\n")

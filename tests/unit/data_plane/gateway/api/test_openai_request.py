@@ -255,9 +255,12 @@ def test_references_that_lead_through_thousands_of_others_are_refused():
     assert refusal.value.code == "schema_too_complex"
 
 
-def test_requests_for_several_sequences_ask_for_token_ids_to_count_them():
-    sent = for_engine({**CHAT, "n": 3})
-    assert (sent["n"], sent["return_token_ids"]) == (3, True)
+@pytest.mark.parametrize(
+    ("prompt", "sent"),
+    [("hi", "hi"), (["hi"], "hi"), (["hi", "ho", "hi"], ["hi", "ho", "hi"]), (["a"] * 32, ["a"] * 32)],
+)
+def test_a_completion_has_one_prompt_or_a_list_of_them(prompt, sent):
+    assert for_engine({**COMPLETION, "prompt": prompt}, "completion")["prompt"] == sent
 
 
 @pytest.mark.parametrize(
@@ -282,7 +285,7 @@ def test_a_bias_for_a_token_the_model_lacks_is_refused():
 
 
 def test_tokenize_takes_messages_or_a_prompt_and_nothing_else():
-    assert parse({"model": "m", "prompt": "a"}, "tokenize").prompt == "a"
+    assert parse({"model": "m", "prompt": "a"}, "tokenize").prompts == ["a"]
     assert parse(CHAT, "tokenize").messages
     for body in ({"model": "m"}, {**CHAT, "prompt": "a"}, {**CHAT, "temperature": 1}):
         with pytest.raises(InvalidRequest):

@@ -26,7 +26,7 @@ def answer(**choice: object) -> bytes:
 
 def shown(raw: bytes) -> dict:
     decoded = openai_response.decode(raw)
-    counted = openai_response.counts(decoded, sequences=1)
+    counted = openai_response.counts(decoded.usage, prompts=(9,))
     return json.loads(openai_response.for_caller(decoded, counted, response_id="ours", shown_name="bot"))
 
 
@@ -65,6 +65,22 @@ def test_names_and_counts_are_ours():
     assert "system_fingerprint" not in whole
 
 
+@pytest.mark.parametrize(
+    ("prompts", "report", "sequences", "cached"),
+    [
+        ((8,), None, [(9, 2)], 4),  # the engine's count, not ours
+        ((8,), "[[5,3,1]]", [(9, 2)], 4),
+        ((4, 5), "[[4,1,1],[5,3,1]]", [(4, 1), (5, 1)], 4),
+        ((4, 5, 6), None, [(4, 1), (5, 1)], 4),
+        ((4, 5), "nonsense", [(4, 1), (5, 1)], 4),
+    ],
+)
+def test_the_engine_counts_one_sequence_and_its_middleware_each_of_several(prompts, report, sequences, cached):
+    usage = openai_response.Usage(9, 2, 11, {"cached_tokens": 4})
+    counted = openai_response.counts(usage, prompts=prompts, report=report)
+    assert (counted.sequences, counted.cached_tokens) == (sequences, cached)
+
+
 @pytest.mark.parametrize("broken", [b"{}", b"[]", answer(text="hi")[:-9], answer(index="x"), answer(finish_reason=1)])
 def test_another_shape_is_refused(broken):
     with pytest.raises(msgspec.MsgspecError):
@@ -86,7 +102,7 @@ def test_a_large_answer_costs_a_fraction_of_what_its_objects_would_cost():
 
     def rebuild() -> None:
         decoded = openai_response.decode(raw)
-        counted = openai_response.counts(decoded, sequences=1)
+        counted = openai_response.counts(decoded.usage, prompts=(9,))
         openai_response.for_caller(decoded, counted, response_id="ours", shown_name="bot")
 
     assert best_s(rebuild) < 0.35 * best_s(lambda: msgspec.json.encode(msgspec.json.decode(raw)))

@@ -21,11 +21,13 @@ def usage(prompt: int, completion: int, **more: object) -> dict:
     return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion, **more}
 
 
-def chunk(text: str, count: int, *, index: int = 0, reason: str | None = None, role: bool = False) -> bytes:
+def chunk(
+    text: str, count: int, *, index: int = 0, reason: str | None = None, role: bool = False, prompt: int = 9
+) -> bytes:
     delta = {"role": "assistant", "content": text} if role else {"content": text}
     choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
     return event(
-        **HEAD, choices=[choice], usage=usage(9, count, **({"completion_tokens_details": None} if role else {}))
+        **HEAD, choices=[choice], usage=usage(prompt, count, **({"completion_tokens_details": None} if role else {}))
     )
 
 
@@ -92,7 +94,7 @@ def test_the_rewriter_agrees_with_the_slow_reference_on_every_stream(texts, cuts
     out += one.feed(rest)
     assert parsed(out) == reference(stream, usage_shown)
     counts = one.counts()
-    assert (counts.input_tokens, counts.outputs, counts.cached_tokens) == (9, [len(texts)], 4)
+    assert (counts.sequences, counts.cached_tokens) == ([(9, len(texts))], 4)
     assert one.final
     assert one.done
 
@@ -124,12 +126,28 @@ def test_cached_tokens_are_known_and_shown_from_the_first_event_that_the_engine_
     assert rewriter().feed(b": tenora-cached-tokens x\n\n") == b""
 
 
-def test_each_of_several_sequences_is_counted():
-    one = rewriter("final", sequences=2)
-    out = one.feed(chunk("a", 1) + chunk("c", 1, index=1) + chunk("b", 2) + final(3))
-    counts = one.counts()
-    assert (sorted(counts.outputs), counts.input_tokens, counts.output_tokens) == ([1, 2], 18, 3)
-    assert parsed(out)[-1]["usage"]["prompt_tokens"] == 18
+SEVERAL = chunk("a", 1) + chunk("", 0, index=2, prompt=30) + chunk("c", 1, index=1, prompt=5) + chunk("b", 2) + final(3)
+
+
+def test_each_of_several_sequences_is_counted_with_its_prompt():
+    one = rewriter("final", sequences=3)
+    out = one.feed(SEVERAL)
+    assert one.counts().sequences == [(9, 2), (5, 1)]
+    out += one.feed(b"data: [DONE]\n\n")
+    assert parsed(out)[-1]["usage"] == {
+        "prompt_tokens": 14, "total_tokens": 17, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4},
+    }  # fmt: skip
+
+
+@given(cut=st.integers(1, 900))
+def test_the_middlewares_report_on_several_sequences_is_read_before_their_usage_is_shown(cut):
+    stream = SEVERAL + b": tenora-sequences [[9,8,2],[5,3,1]]\n\ndata: [DONE]\n\n"
+    one = rewriter("final", sequences=3)
+    out = one.feed(stream[:cut]) + one.feed(stream[cut:])
+    assert (one.counts().sequences, one.counts().cached_tokens) == ([(9, 2), (5, 1)], 11)
+    shown = parsed(out)[-1]["usage"]
+    assert (shown["prompt_tokens"], shown["prompt_tokens_details"]) == (14, {"cached_tokens": 11})
+    assert b"tenora" not in out
 
 
 def test_sequences_whose_counts_do_not_add_up_break_the_stream():

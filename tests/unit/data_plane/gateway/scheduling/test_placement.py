@@ -128,8 +128,8 @@ def test_a_request_goes_only_where_it_may_run_and_has_room(candidates, wanted, t
 
 
 def with_sequences(wanted: PlacementQuery, sequences: int) -> PlacementQuery:
-    call = replace(wanted.request.call, n=sequences)
-    return structs.replace(wanted, request=structs.replace(wanted.request, call=call))
+    prompts = wanted.request.prompts * sequences
+    return structs.replace(wanted, request=structs.replace(wanted.request, prompts=prompts))
 
 
 @given(candidates=candidates_strategy, wanted=queries, sequences=st.integers(1, 4), headroom_share=st.floats(0, 0.5))
