@@ -26,6 +26,7 @@ SOLE_IMPORTERS = {
         "data_plane/engine/engine_core.py",
         "data_plane/engine/step_meter.py",
         "data_plane/engine/tool_parser.py",
+        "data_plane/engine/logprob_tokens.py",
         "data_plane/engine/worker/slot_manager.py",
         "data_plane/engine/worker/lora_manager.py",
     },

@@ -38,7 +38,7 @@ _BEARER: Final = "Bearer "
 
 class EngineMiddleware:
     """Outermost middleware of vLLM's API server. vLLM's ``--middleware`` option loads it without ``adapters``; it then
-    uses the disk cache of the resolver that the plugin registered.
+    uses the disk cache of the resolver that the plugin registered, and names tokens in log-probabilities.
     """
 
     def __init__(self, app: App, adapters: AdapterRequests | None = None) -> None:
@@ -47,7 +47,7 @@ class EngineMiddleware:
         self._current = _BEARER + settings.engine_key.get_secret_value()
         keys = (settings.engine_key, settings.engine_key_previous)
         self._keys = [_digest(key.get_secret_value()) for key in keys if key is not None]
-        self._adapters = adapters or _registered_adapters(settings)
+        self._adapters = adapters or _in_vllm(settings)
         self._routes = control_routes.ControlRoutes(self._adapters)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,9 +98,11 @@ def _show_key(scope: Scope, authorization: str) -> None:
         scope["headers"] = [*others, (b"authorization", authorization.encode())]
 
 
-def _registered_adapters(settings: MiddlewareSettings) -> AdapterRequests:
+def _in_vllm(settings: MiddlewareSettings) -> AdapterRequests:
     from adapters import vllm_resolver  # imports vLLM, which is loaded already when vLLM builds its middleware
+    from data_plane.engine import logprob_tokens
 
+    logprob_tokens.install()
     return AdapterRequests(settings, vllm_resolver.registered_cache())
 
 
