@@ -24,9 +24,9 @@ _SHOWN_MAX: Final = 20
 
 
 def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelView:
-    """Add a base model, or change its context length and ranks. Registering the same spec again changes nothing;
-    another model under the same id raises Conflict. After a change of rank classes the caller runs
-    ``rank_classes.reclassify``.
+    """Add a base model, or change its chat template, context length and ranks. Registering the same spec again changes
+    nothing; another model under the same id raises Conflict. After a change of rank classes the caller runs
+    ``rank_classes.reclassify``; after a change of the template its replicas have to start again.
     """
     _require_valid(new)
     full = BaseModelSpec(**{name: getattr(new, name) for name in new.__struct_fields__})
@@ -41,11 +41,13 @@ def register(session: Session, new: NewBaseModel, *, actor: str) -> BaseModelVie
             "rank_max": full.rank_max,
             "rank_classes": full.rank_classes,
         }
-        if msgspec.structs.replace(_spec(known), **served) == full:
+        before = _spec(known)
+        if msgspec.structs.replace(before, chat_template=full.chat_template, **served) == full:
+            changed = served | {"chat_template_changed": before.chat_template != full.chat_template}
             known.context_tokens = full.context_tokens
             known.spec_zlib, known.spec_sha256 = zlib.compress(spec), spec_sha256
             publish_change(session, "base_models", known.id)
-            audit.record(session, actor=actor, action="base_model.changed", target=known.id, details=served)
+            audit.record(session, actor=actor, action="base_model.changed", target=known.id, details=changed)
             return _view(session, known)
         raise Conflict(
             f"id: {new.id!r} is registered with another spec, and adapters may depend on it. Choose a new id.",

@@ -127,6 +127,8 @@ EXAMPLES: Final = {
     "requests and poll less often.",
     "too_many_tensors": "has 9000 tensors; 4096 are allowed: save LoRA only",
     "too_many_unread_requests": "The gateway prepares at most 16 requests of one tenant at a time. Retry in 1 s.",
+    "tools_unsupported": "The chat template of `tiny-chat` does not show tools to the model. Remove tools and calls of "
+    "tools, or choose a model with `capabilities.tools` in /v1/models.",
     "unavailable": "The database does not answer. Try again in a few seconds.",
     "unknown_field": "color: unknown field. Remove it.",
     "unknown_parameter": "`best_off` is not a parameter of this endpoint; remove it.",

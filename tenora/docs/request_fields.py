@@ -38,6 +38,10 @@ All tools of a request, with their names, descriptions and schemas, have at most
 {nodes:,} nodes and {enum:,} values in an enum. A request with new tools waits until they compile, as one grammar: a
 second for thirty tools and a vocabulary of 49,152, four for 128; in proportion more for a larger vocabulary.
 
+The chat template of a base model has to show tools to the model. `GET /v1/models` says so for each model:
+`capabilities.tools`. Where it does not, tools (unless `tool_choice` is `none`), tool calls and results of tools are
+refused with 400 `tools_unsupported`.
+
 ## Constraints of a schema
 
 The engine's grammar enforces a schema while the answer is written. It cannot enforce all of JSON Schema. A schema of

@@ -25,6 +25,42 @@ _WHEEL_SHA256: Final = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0
 _GGUF_SUFFIX: Final = ".gguf"
 _CONVERSION_VERSION: Final = 1  # increment when the conversion below writes something else
 _STAMP: Final = "tenora-stamp.json"
+_TEMPLATE: Final = r"""
+{%- set default = 'You are a helpful AI assistant named SmolLM, trained by Hugging Face' %}
+{%- set first = messages[0]['content'] if messages[0]['role'] == 'system' else default %}
+{%- if tools %}
+{{- '<|im_start|>system\n' + first + '\n\n# Tools\n\n' }}
+{{- 'You may call one or more functions to assist with the user query.\n\n' }}
+{{- 'You are provided with function signatures within <tools></tools> XML tags:\n<tools>' }}
+{%- for tool in tools %}
+{{- '\n' }}{{ tool | tojson }}
+{%- endfor %}
+{{- '\n</tools>\n\nFor each function call, return a json object with function name and arguments within ' }}
+{{- '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n' }}
+{{- '</tool_call><|im_end|>\n' }}
+{%- elif messages[0]['role'] != 'system' %}
+{{- '<|im_start|>system\n' + default + '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message['role'] == 'tool' %}
+{{- '' if loop.previtem and loop.previtem['role'] == 'tool' else '<|im_start|>user' }}
+{{- '\n<tool_response>\n' + message['content'] + '\n</tool_response>' }}
+{{- '' if loop.nextitem and loop.nextitem['role'] == 'tool' else '<|im_end|>\n' }}
+{%- elif not (tools and loop.first and message['role'] == 'system') %}
+{{- '<|im_start|>' + message['role'] + '\n' + message['content'] }}
+{%- for call in message['tool_calls'] or [] %}
+{{- '' if loop.first and not message['content'] else '\n' }}
+{{- '<tool_call>\n{"name": ' }}{{ call['function']['name'] | tojson }}
+{{- ', "arguments": ' }}{{ call['function']['arguments'] | tojson }}
+{{- '}\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\n' }}
+{%- endif %}""".lstrip()
+"""The checkpoint's own template, which ends where it has no tools, with tools in Hermes's format."""
 _NEEDED: Final = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -32,15 +68,17 @@ def materialize(home: Path, progress: Callable[[str], None]) -> Path:
     """The folder ``home/models/<MODEL_ID>`` with a bf16 Llama checkpoint (269 MB), its tokenizer and chat template.
 
     The first call creates it (a 93 MB download through pip, then about 20 s of conversion). Later calls check it
-    against its stamp and reuse it. ``progress`` receives a line before each step; pip and the converter draw bars when
-    standard error is a terminal. After an interruption the folder is either complete or absent. Concurrent callers wait
-    for one another. Raises RuntimeError with the fix when the package cannot be downloaded or converted.
+    against its stamp, reuse it, and bring its chat template up to date. ``progress`` receives a line before each step;
+    pip and the converter draw bars when standard error is a terminal. After an interruption the folder is either
+    complete or absent. Concurrent callers wait for one another. Raises RuntimeError with the fix when the package
+    cannot be downloaded or converted.
     """
     models = home / "models"
     checkpoint = models / MODEL_ID
     models.mkdir(parents=True, exist_ok=True)
     with _only_one(models / ".lock") as lock:
         if is_complete(checkpoint):
+            _write_template(checkpoint)
             return checkpoint
         for leftover in models.glob(f".{MODEL_ID}-*"):
             shutil.rmtree(leftover)
@@ -50,7 +88,7 @@ def materialize(home: Path, progress: Callable[[str], None]) -> Path:
             progress("base model: converting it to a bf16 checkpoint (about 20 s), once")
             made = Path(scratch, "checkpoint")
             _run((sys.executable, "-m", "tenora.stack.base_model", str(gguf), str(made)), lock)
-            _write_stamp(made)
+            _write_template(made)
             shutil.rmtree(checkpoint, ignore_errors=True)
             made.rename(checkpoint)
     progress(f"base model: ready in {checkpoint}")
@@ -71,8 +109,16 @@ def _stamp(sizes_bytes: dict[str, int]) -> dict[str, object]:
     return {"wheel_sha256": _WHEEL_SHA256, "recipe": _CONVERSION_VERSION, "sizes_bytes": sizes_bytes}
 
 
+def _write_template(checkpoint: Path) -> None:
+    """Write the chat template, also over that of an earlier version, and the stamp."""
+    template = checkpoint / "chat_template.jinja"
+    if template.read_text() != _TEMPLATE or not (checkpoint / _STAMP).exists():
+        template.write_text(_TEMPLATE)
+        _write_stamp(checkpoint)
+
+
 def _write_stamp(checkpoint: Path) -> None:
-    sizes = {file.name: file.stat().st_size for file in sorted(checkpoint.iterdir())}
+    sizes = {file.name: file.stat().st_size for file in sorted(checkpoint.iterdir()) if file.name != _STAMP}
     (checkpoint / _STAMP).write_text(json.dumps(_stamp(sizes), indent=1))
 
 

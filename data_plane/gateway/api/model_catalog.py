@@ -10,6 +10,7 @@ from typing import Any, Final
 from core.contracts.routes import PROD, AdapterRoute, BaseModelRoute, RevisionRoute
 from core.errors import NotFound
 from core.rendezvous_hash import weighted_winner
+from data_plane.gateway.api.chat_template import renders_tools
 from data_plane.gateway.state.authenticate import Caller
 from data_plane.gateway.state.snapshot import Tables
 
@@ -128,11 +129,12 @@ def _adapter_entry(tables: Tables, caller: Caller, name: str, route: AdapterRout
 
 
 def _bounds(caller: Caller, base: BaseModelRoute | None) -> dict[str, object]:
-    """The limits of a request to a model. ``max_model_len`` is in tokens, under the name that vLLM uses."""
+    """The limits of a request to a model, and what it can do. ``max_model_len`` is in tokens, under vLLM's name."""
     limits = caller.limits
     context = limits.context_tokens if base is None else min(limits.context_tokens, base.context_tokens)
     shown = {name: getattr(limits, name) for name in _LIMITS_SHOWN}
-    return {"max_model_len": context, "limits": {"context_tokens": context, **shown}}
+    capabilities = {"tools": base is not None and renders_tools(base)}
+    return {"max_model_len": context, "limits": {"context_tokens": context, **shown}, "capabilities": capabilities}
 
 
 def _unlisted(route: AdapterRoute) -> str:

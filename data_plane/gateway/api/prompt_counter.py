@@ -1,8 +1,4 @@
-"""Counts prompt tokens exactly as the engine does, with the base model's own tokenizer and chat template.
-
-Templates render as in transformers (utils/chat_template_utils.py, 5.x), called as in vLLM (renderers/hf.py, 0.32).
-Admins publish templates; callers cannot send one.
-"""
+"""Counts prompt tokens exactly as the engine does, with the base model's own tokenizer and chat template."""
 
 import asyncio
 import contextlib
@@ -10,13 +6,9 @@ import json
 import sys
 import threading
 from collections import OrderedDict
-from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Final
 
-import jinja2
-import jinja2.ext
 import msgspec
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from tokenizers import Tokenizer
@@ -25,7 +17,8 @@ from core import redis_keys
 from core.contracts.routes import BaseModelRoute
 from core.errors import AppError, InvalidRequest, Unavailable
 from data_plane.gateway.api.added_tokens import AddedTokens
-from data_plane.gateway.api.openai_messages import parsed_arguments, texts_of
+from data_plane.gateway.api.chat_template import ChatTemplate
+from data_plane.gateway.api.openai_messages import texts_of
 from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
 from data_plane.gateway.state.snapshot import Snapshot
@@ -33,32 +26,7 @@ from data_plane.gateway.state.snapshot import Snapshot
 _ENTRY_BYTES: Final = 250  # memory of an entry beside its text, approximately
 _SHARE_MAX: Final = 16  # a text above this part of the cache is not cached: it would evict all others
 _PRELOAD_S: Final = 0.5
-_FINAL_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own, since a template may depend on the text
 _NO_TENANT: Final = ""  # tokenizers are loaded for no tenant in particular
-
-
-class GenerationBlocks(jinja2.ext.Extension):
-    """``{% generation %}`` marks an assistant's output, for training. Here it renders its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005 - the engine's transformers uses local time too
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class PromptCounter:
@@ -72,15 +40,7 @@ class PromptCounter:
         )
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        self._template = environment.from_string(route.chat_template)
-        tokens = {"bos_token": route.bos_token, "eos_token": route.eos_token}
-        self._special_tokens = {name: token for name, token in tokens.items() if token is not None}
+        self.render = ChatTemplate(route).render
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._special = AddedTokens(token.content for token in added if token.special)
         independent = parts_are_independent(tokenizer_json)
@@ -102,41 +62,6 @@ class PromptCounter:
                 code="special_token",
                 param="messages",
             )
-
-    def render(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None,
-        *,
-        continue_final_message: bool = False,
-        **options: bool,
-    ) -> str:
-        """The prompt text of a chat, with the template's own ``options``. With ``continue_final_message`` it ends
-        inside of the last message. Raises InvalidRequest if the template rejects the messages.
-        """
-        seen = [_as_template_sees(message) for message in messages]
-        if not continue_final_message:
-            return self._rendered(seen, tools, add_generation_prompt=True, **options)
-        final = seen[-1]["content"]
-        seen[-1] = {**seen[-1], "content": final + _FINAL_MARK}
-        return _cut_at_mark(self._rendered(seen, tools, add_generation_prompt=False, **options), final)
-
-    def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **options: bool) -> str:
-        try:
-            return self._template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                **self._special_tokens,
-                **options,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
-            reason = str(error) if isinstance(error, jinja2.TemplateError) else "it cannot render them"
-            raise InvalidRequest(
-                f"This model's chat template refuses the messages: {reason[:200]}",
-                code="invalid_value",
-                param="messages",
-            ) from None
 
     def count(self, call: Call, owner: str = "") -> list[int]:
         """Tokens of each prompt of a call, exactly as its engine will count them. A chat is one prompt. ``owner`` is
@@ -235,31 +160,6 @@ def parts_are_independent(tokenizer_json: bytes | str) -> bool:
     return b'"Metaspace"' not in bytes(tokenizer.pre_tokenizer) and not any(
         token.lstrip or token.rstrip or token.single_word or token.normalized for token in tokenizer.added_tokens
     )
-
-
-def _cut_at_mark(rendered: str, final: str) -> str:
-    """The text up to the end of the last message, which templates may strip. As in transformers."""
-    at = rendered.rfind(_FINAL_MARK.strip())
-    if at < 0 or final.strip() not in rendered:
-        raise InvalidRequest(
-            "This model's chat template cannot continue a message of the assistant; end with a message of the user.",
-            code="invalid_value",
-            param="messages",
-        )
-    before = rendered[:at]
-    return before if rendered.startswith(_FINAL_MARK, at) else before.rstrip()
-
-
-def _as_template_sees(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its tool calls' arguments as objects (vLLM, renderers/chat_utils.py, _postprocess_messages)."""
-    if "tool_calls" not in message:
-        return message
-    return {**message, "tool_calls": [_with_parsed_arguments(call) for call in message["tool_calls"]]}
-
-
-def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": parsed_arguments(function["arguments"])}}
 
 
 class PromptCounters:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from core.contracts.grants import Limits
 from core.contracts.routes import BaseModelRoute
 from core.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
+from data_plane.gateway.api.chat_template import require_tools_rendered
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.model_catalog import resolve
@@ -97,6 +98,7 @@ class Preparation:
         session = session_key(client.request_headers, call)
         target = resolve(self._current_tables(), tenant_id, call.model, draw=session or request_id)
         check_vocabulary(call, target.base.vocab_size)
+        require_tools_rendered(target.base, call)
         if kind != "tokenize":
             await self._schemas.check(tenant_id, target.base, call)
         await _yield_to_streams()

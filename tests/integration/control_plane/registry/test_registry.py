@@ -23,6 +23,8 @@ def test_registering_the_same_base_model_changes_nothing_and_a_different_one_is_
     assert [api.register(spec).status_code for _ in range(2)] == [201, 201]
     other = api.register(msgspec.structs.replace(spec, vocab_size=99))
     assert (other.status_code, other.json()["code"]) == (409, "base_model_exists")
+    other_template = api.register(msgspec.structs.replace(spec, chat_template=spec.chat_template + "{# #}"))
+    assert other_template.status_code == 201, "adapters do not depend on it"
     renamed = api.register(msgspec.structs.replace(spec, id="another"))
     assert (renamed.status_code, renamed.json()["param"]) == (409, "hub_name")
     listed = api.admin.get("/api/v1/admin/base-models").json()["data"]

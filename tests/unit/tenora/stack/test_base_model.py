@@ -107,3 +107,12 @@ def test_only_hidden_leftovers_are_swept(home, no_source):
     with pytest.raises(RuntimeError):
         materialize(home, lambda _: None)
     assert other.is_dir()
+
+
+def test_an_earlier_chat_template_is_replaced_without_a_download(home, no_source):
+    checkpoint = materialize(home, lambda _: None)
+    template = checkpoint / "chat_template.jinja"
+    assert "<tool_call>" in template.read_text()
+    written = template.stat().st_mtime_ns
+    assert is_complete(materialize(home, lambda _: None))
+    assert template.stat().st_mtime_ns == written
