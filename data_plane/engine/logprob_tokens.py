@@ -100,7 +100,9 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
 
 
 def named(vocabulary: Vocabulary, token_ids: Sequence[int], before: Sequence[int]) -> list[str]:
-    """The names of the alternatives at one position, of which the first was sampled, after the tokens ``before``."""
+    """The names of the alternatives at one position, of which the first was sampled, after the tokens ``before``.
+    It comes again where it is among the likeliest.
+    """
     found = [vocabulary.token(token_id) for token_id in token_ids]
     names = [
         Token(name, data, characters=len(name), by_bytes=by_bytes) if by_bytes or not data else name
@@ -111,7 +113,8 @@ def named(vocabulary: Vocabulary, token_ids: Sequence[int], before: Sequence[int
     if by_bytes or not data or (earlier and earlier[-1][2]):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoder.decode(b"".join([each for _, each, _ in earlier]))
-        names[0] = Token(name, data, characters=len(decoder.decode(data)), by_bytes=by_bytes)
+        sampled = Token(name, data, characters=len(decoder.decode(data)), by_bytes=by_bytes)
+        names = [sampled if token_id == token_ids[0] else name for token_id, name in zip(token_ids, names, strict=True)]
     return names
 
 
@@ -130,6 +133,16 @@ def install() -> None:
         before = self._get_sampled_context_ids(self.logprobs) if context_token_ids is None else context_token_ids
         return named(_vocabulary(self.tokenizer), tokens, before)
 
+    vllms_logprobs: Callable[..., Any] = OpenAIServingCompletion._create_completion_logprobs  # noqa: SLF001 - see above
+
+    def completion_logprobs(self: Any, **given: Any) -> Any:
+        found, token_ids = vllms_logprobs(self, **given), given["token_ids"]
+        if token_ids:
+            last = given["top_logprobs"][len(token_ids) - 1][token_ids[-1]].decoded_token
+            if isinstance(last, Token):  # by its length, a stream's next offset is computed
+                found.tokens[-1] = last.in_completions()
+        return found
+
     chat_name: Callable[..., str] = OpenAIServingCompletion._get_decoded_token  # noqa: SLF001 - see above
 
     def completion_name(*arguments: Any, **options: Any) -> str:
@@ -137,4 +150,5 @@ def install() -> None:
         return name.in_completions() if isinstance(name, Token) else name
 
     LogprobsProcessor._verify_tokens = verify_tokens  # noqa: SLF001 - see above
+    OpenAIServingCompletion._create_completion_logprobs = completion_logprobs  # noqa: SLF001 - see above
     OpenAIServingCompletion._get_decoded_token = staticmethod(completion_name)  # noqa: SLF001 - see above

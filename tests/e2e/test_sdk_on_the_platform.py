@@ -107,6 +107,62 @@ def test_logprobs_and_several_choices_are_returned_as_requested(sdk):
     assert all(len(each.top_logprobs) == 3 for choice in answer.choices for each in choice.logprobs.content)
 
 
+SMILE = "a 😀👍é!"
+FORCED = [{"role": "user", "content": "Say it."}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_bytes_of_a_chats_tokens_are_those_of_its_text(sdk, stream):
+    schema = {"name": "smile", "schema": {"enum": [SMILE]}}
+    answer = sdk.chat.completions.create(
+        model=BASE, messages=FORCED, max_tokens=30, temperature=0, logprobs=True, top_logprobs=3, stream=stream,
+        response_format={"type": "json_schema", "json_schema": schema},
+    )  # fmt: skip
+    choices = [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices
+    tokens = [each for choice in choices if choice.logprobs for each in choice.logprobs.content]
+    text = "".join((choice.delta if stream else choice.message).content or "" for choice in choices)
+    assert json.loads(text) == SMILE
+    assert bytes(byte for each in tokens for byte in each.bytes).decode() == text
+    assert any(each.token.startswith("\\x") for each in tokens)
+
+
+def test_a_completion_keeps_the_sampled_parts_of_characters(sdk):
+    """A bias allows the three tokens of an emoji only."""
+    asked = {
+        "model": BASE, "prompt": "Smile:", "max_tokens": 9, "temperature": 0, "logprobs": 3,
+        "logit_bias": {"10813": 100, "242": 100, "218": 100},
+    }  # fmt: skip
+    whole = sdk.completions.create(**asked).choices
+    streamed = [choice for chunk in sdk.completions.create(**asked, stream=True) for choice in chunk.choices]
+    found = []
+    for choices in (whole, streamed):
+        listed = [choice.logprobs for choice in choices if choice.logprobs]
+        tokens, likeliest = (
+            [each for one in listed for each in one.tokens],
+            [each for one in listed for each in one.top_logprobs],
+        )
+        assert all(token in top for token, top in zip(tokens, likeliest, strict=True))
+        found.append((tokens, [each for one in listed for each in one.text_offset]))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 9
+    assert all(token.startswith("bytes:") for token in found[0][0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_prompt_of_a_list_is_completed_and_counted_with_its_cached_tokens(sdk, stream):
+    prompts = ["The city of", "Hi", "Count with me. " + " ".join(map(str, range(100)))]
+    shown = {"stream_options": {"include_usage": True}} if stream else {}
+    asked = {"model": BASE, "max_tokens": 4, "temperature": 0}
+    alone = [sdk.completions.create(prompt=prompt, **asked) for prompt in prompts]
+    answer = sdk.completions.create(prompt=prompts, stream=stream, **shown, **asked)
+    chunks = list(answer) if stream else [answer]
+    assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1, 2}
+    usage = chunks[-1].usage
+    assert usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone)
+    assert usage.completion_tokens == sum(one.usage.completion_tokens for one in alone)
+    assert usage.prompt_tokens_details.cached_tokens > 64
+
+
 def test_a_repeated_prompt_reports_its_cached_tokens(sdk):
     messages = [{"role": "user", "content": "Count with me. " + " ".join(map(str, range(300)))}]
     first, second = (sdk.chat.completions.create(model=BASE, messages=messages, max_tokens=1).usage for _ in range(2))

@@ -81,6 +81,15 @@ def test_a_part_of_a_character_is_named_by_its_bytes(tokenizer, text, names):
     assert tokens == names
 
 
+def test_a_sampled_token_that_is_also_among_the_likeliest_has_the_same_length_there():
+    """VLLM keeps the last of two entries of one token."""
+    tokenizer = TOKENIZERS["byte level"]
+    first, *_, last = ids_of(tokenizer, "😀")
+    names = named(Vocabulary(tokenizer), [first, last, first], [])
+    assert [len(name) for name in names] == [0, 4, 0]
+    assert [len(name) for name in named(Vocabulary(tokenizer), [last, last], ids_of(tokenizer, "😀")[:-1])] == [1, 1]
+
+
 def test_a_token_that_the_text_leaves_out_has_no_bytes_and_no_length():
     tokenizer = TOKENIZERS["byte level"]
     (token,) = named(Vocabulary(tokenizer), [tokenizer.convert_tokens_to_ids("<|im_end|>")], [])
