@@ -225,7 +225,8 @@ def test_every_call_in_the_how_to_is_accepted(desk):
         "TENORA_CONTROL_URL": desk.api.url, "TENORA_ADMIN_KEY": desk.api.admin_secret,
         "TENORA_API_KEY": desk.tenant.key, "INVOICE": desk.invoice(100)["id"],
     }  # fmt: skip
-    note, seller, rate, profile = [each for each in commands("correct-invoices.md") if each.startswith("curl")]
+    dry, note, seller, rate, profile = [each for each in commands("correct-invoices.md") if each.startswith("curl")]
+    assert send(dry, values).body == {"dry_run": True, "invoices": []}
     issued = send(note, values)
     assert (issued.status, issued.body["net_cents"]) == (201, 3_000)
     assert send(seller, values).body["tax"] == "fixed"
