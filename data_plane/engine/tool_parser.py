@@ -82,7 +82,7 @@ def _delta(piece: Piece) -> Any:
 def with_true_ends(answer: Any) -> Any:
     """Give a whole answer the finish reason that vLLM gives its stream: ``tool_calls`` only if a call ended it."""
 
-    async def answerwith_true_ends(self: Any, request: Any, results: AsyncIterator[Any], *args: Any, **kw: Any) -> Any:
+    async def answered(self: Any, request: Any, results: AsyncIterator[Any], *args: Any, **kw: Any) -> Any:
         ends: dict[int, str] = {}
 
         async def watched() -> AsyncIterator[Any]:
@@ -96,7 +96,7 @@ def with_true_ends(answer: Any) -> Any:
                 choice.finish_reason = ends[choice.index]
         return found
 
-    return answerwith_true_ends
+    return answered
 
 
 def stopped_inside(choice_filter: Any) -> Any:

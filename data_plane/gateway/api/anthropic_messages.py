@@ -47,9 +47,7 @@ def chat_messages(system: Any, turns: Any, *, messages_max: int) -> list[dict[st
 
 def _check_continued(where: str, message: dict[str, Any]) -> None:
     if "tool_calls" in message:
-        raise invalid(
-            where, "followed by the results of its tool calls, or end end with text for the answer to continue"
-        )
+        raise invalid(where, "followed by the results of its tool calls")
     if message["content"] != message["content"].rstrip():
         raise invalid(where, "text without white space at its end, since the answer continues it")
 

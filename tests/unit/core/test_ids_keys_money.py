@@ -43,19 +43,19 @@ def test_an_invalid_key_is_refused(text):
 @pytest.mark.parametrize(
     ("headers", "keys"),
     [
-        ([], set()),
-        (["", "  ", "Bearer", "Bearer ", "bearer \t"], set()),
-        (["Bearer ", "Bearer a"], {"a"}),
-        (["Bearer a", "bearer  a ", " BEARER a"], {"a"}),
-        (["Bearer a", "Bearer b"], {"a", "b"}),
-        (["Bearer a b"], {"a b"}),
-        (["Basic a", "Bearer a"], {"Basic a", "a"}),
-        (["a"], {"a "}),
+        ([], []),
+        (["", "  ", "Bearer", "Bearer ", "bearer \t"], []),
+        (["Bearer ", "Bearer a"], ["a"]),
+        (["Bearer a", "bearer  a ", " BEARER a"], ["a"]),
+        (["Bearer a", "Bearer b"], ["a", "b"]),
+        (["Bearer a b"], ["a b"]),
+        (["Basic a", "Bearer a"], ["Basic a", "a"]),
+        (["a"], ["a "]),
     ],
     ids=str,
 )
 def test_headers_without_a_key_are_absent_and_the_same_key_twice_is_one(headers, keys):
-    assert shown_keys(headers) == keys
+    assert shown_keys(headers) == set(keys)
     assert not is_well_formed(f"{mint_key('live')} "), "a key without a scheme is none"
 
 
