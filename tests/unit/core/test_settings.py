@@ -22,6 +22,7 @@ def clean_environment(monkeypatch):
 def run(monkeypatch, capsys, command: str) -> tuple[int, list[str]]:
     """The exit status of ``python -m <command>`` and the lines of its standard error."""
     module, *arguments = command.split()
+    monkeypatch.delitem(sys.modules, f"{module}.__main__", raising=False)  # another test may have imported it
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(module, run_name="__main__")
