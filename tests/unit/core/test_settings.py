@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from core import telemetry
 from core.settings import Fragment, InvalidSettings, check_settings
 from tenora.docs.settings_page import PROCESSES
 
@@ -17,6 +18,7 @@ PARTS = sorted({kind for process in PROCESSES for kind in process.settings}, key
 def clean_environment(monkeypatch):
     for name in [name for name in os.environ if name.startswith("TENORA_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setattr(telemetry, "set_up", lambda *_: None)  # else later tests' logs go to this test's closed file
 
 
 def run(monkeypatch, capsys, command: str) -> tuple[int, list[str]]:

@@ -93,7 +93,7 @@ def test_a_template_shows_tools_if_they_are_in_its_text(template, shown):
 
 def chat(messages: list[dict], tools: list[dict] | None = None, **fields: object) -> Call:
     return Call(
-        kind="chat", model="m", messages=messages, prompt=None, tools=tools, n=1, max_tokens=None, stream=False,
+        kind="chat", model="m", messages=messages, prompts=None, tools=tools, n=1, max_tokens=None, stream=False,
         usage_shown="none", fields=fields,
     )  # fmt: skip
 
