@@ -98,7 +98,7 @@ def migrated_data(postgres_server):
 
 def test_final_invoices_and_unbilled_records_survive_the_move_to_sums(migrated_data):
     until = datetime(2026, 11, 1, tzinfo=UTC)
-    invoice = closing.close_tenant(migrated_data, "tn_1", until)
+    invoice = closing.close_tenant(migrated_data, "tn_1", until, least_cents=0)
     with unit_of_work(migrated_data) as session:
         old, new = (
             queries.get_invoice(session, invoice_id=each, tenant_id="tn_1").lines for each in ("inv_1", invoice.id)
@@ -146,7 +146,7 @@ def test_what_the_first_release_left_in_redis_is_carried_over(migrated_data, red
 
 
 def test_old_invoices_begin_the_chain_of_documents_and_are_open_or_paid(migrated_data):
-    new = closing.close_tenant(migrated_data, "tn_1", datetime(2026, 11, 1, tzinfo=UTC))
+    new = closing.close_tenant(migrated_data, "tn_1", datetime(2026, 11, 1, tzinfo=UTC), least_cents=0)
     with unit_of_work(migrated_data) as session:
         verified = verify(session)
         old = queries.read_document(session, "inv_1")

@@ -23,7 +23,7 @@ MINUTE = timedelta(minutes=1)
 
 
 def lines_of(resources, tenant: str, until=None) -> dict[str, tuple]:
-    made = close_tenant(resources.engine, tenant, until or resources.stage.now())
+    made = close_tenant(resources.engine, tenant, until or resources.stage.now(), least_cents=0)
     assert made is not None
     return {line.kind: line for line in resources.stage.invoice(made.id).lines}
 
@@ -138,7 +138,7 @@ def test_an_hour_that_is_metered_after_its_period_was_invoiced_is_on_the_next_in
     resources.revision(tenant, resources.adapter(tenant), GB, ready_at=resources.hour)
     close_tenant(resources.engine, tenant, resources.hour + 1.5 * HOUR, scheduled=True)
     resources.meter()
-    made = close_tenant(resources.engine, tenant, resources.stage.now())
+    made = close_tenant(resources.engine, tenant, resources.stage.now(), least_cents=0)
     in_time, late = resources.stage.invoice(made.id).lines
     assert (in_time.quantity, in_time.late_for) == (3, None), "the hour in which the period ended is in the next one"
     assert (late.quantity, late.late_for) == (1, resources.hour.replace(day=1, hour=0))
@@ -155,7 +155,7 @@ def test_the_last_hours_of_a_tenant_that_left_are_billed_until_it_left(resources
     assert close_tenant(resources.engine, tenant, ended_at, scheduled=True) is None, "nothing is metered yet"
     resources.meter()
     resources.runner().run_once()
-    made = close_tenant(resources.engine, tenant, resources.stage.now())
+    made = close_tenant(resources.engine, tenant, resources.stage.now(), least_cents=0)
     assert made.kind == "supplementary"
     lines = resources.stage.invoice(made.id).lines
     assert {
@@ -183,7 +183,7 @@ def test_an_hour_costs_what_was_in_force_at_its_start(resources):
     )  # fmt: skip
     resources.revision(tenant, resources.adapter(tenant), GB, ready_at=resources.hour)
     resources.meter()
-    made = close_tenant(resources.engine, tenant, resources.stage.now())
+    made = close_tenant(resources.engine, tenant, resources.stage.now(), least_cents=0)
     lines = resources.stage.invoice(made.id).lines
     assert [(line.quantity, line.unit_price_nanos, line.amount_nanos) for line in lines] == [
         (2, 100_000, 200_000), (2, 300_000, 600_000)
