@@ -12,11 +12,17 @@ from data_plane.engine.plugin import ACTIVATION
 from data_plane.engine.settings import MiddlewareSettings, ReplicaSettings
 
 
+def _dtype(settings: ReplicaSettings, device: str) -> str:
+    """A CPU without AVX-512 multiplies float32 five times faster than bfloat16, for which oneDNN has nothing there."""
+    slow = settings.engine_dtype == "auto" and device == "cpu" and "avx512f" not in Path("/proc/cpuinfo").read_text()
+    return "float32" if slow else settings.engine_dtype
+
+
 def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
     """Arguments of vLLM's OpenAI server module. The ``vllm`` command fails with the CPU distribution."""
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(settings.model_path), "--served-model-name", settings.base_model]
-    argv += ["--dtype", settings.engine_dtype]
+    argv += ["--dtype", _dtype(settings, device)]
     argv += ["--host", settings.engine_host, "--port", str(settings.engine_port)]
     argv += ["--max-model-len", str(settings.engine_context_tokens), "--max-num-seqs", str(settings.engine_sequences)]
     argv += [
