@@ -255,8 +255,8 @@ class ReplicaSettings(
     )
     engine_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         default="auto",
-        description="Number format of weights and activations; auto takes the checkpoint's, or float32 on a CPU without "
-        "AVX-512.",
+        description="Number format of weights and activations; auto takes the checkpoint's, or float32 on a CPU "
+        "without AVX-512.",
     )
     engine_context_tokens: int = Field(
         default=2048, ge=64, le=1_000_000, description="Longest prompt plus output, in tokens (vLLM max_model_len)."
