@@ -24,7 +24,8 @@ def routes(api) -> list[tuple[str, str]]:
 
 
 def filled(path: str, **values: str) -> str:
-    return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], "1" if match[1] == "change_id" else "none"), path)
+    whole_numbers = {"change_id": "1", "number": "1"}
+    return re.sub(r"\{(\w+)\}", lambda match: (whole_numbers | values).get(match[1], "none"), path)
 
 
 def test_every_route_requires_a_key(api):
