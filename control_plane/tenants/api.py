@@ -69,8 +69,8 @@ class AdminTenants(Controller):
         principal: NamedDependency[Principal],
         change_handlers: NamedDependency[ChangeHandlers],
     ) -> TenantView:
-        """Change a tenant's name, plan, status (active or suspended) or limit overrides. Omitted fields keep their
-        value. While a tenant is suspended, replicas unload its adapters.
+        """Change a tenant's name, plan, status (active or suspended) or limit overrides, with their reason and end.
+        Omitted fields keep their value. While a tenant is suspended, replicas unload its adapters.
         """
         with unit_of_work(engine) as session:
             tenant = service.change(session, tenant_id, data, actor=principal.key_id)
@@ -91,5 +91,5 @@ class OwnTenant(Controller):
     def get_me(self, engine: NamedDependency[Engine], principal: NamedDependency[Principal]) -> Me:
         """Get the tenant and the scopes of the calling key."""
         with unit_of_work(engine) as session:
-            tenant = service.get(session, principal.own_tenant_id)
+            tenant = service.get_own(session, principal.own_tenant_id)
         return Me(tenant=tenant, key_id=principal.key_id, scopes=sorted(principal.scopes))

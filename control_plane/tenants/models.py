@@ -12,7 +12,9 @@ from core.ids import new_id
 
 
 class Tenant(SQLModel, table=True):
-    """One customer. ``limit_overrides`` replace single limits of the plan for this tenant only."""
+    """One customer. ``limit_overrides`` replace single limits of the plan for this tenant only. Those with a reason or
+    an end have them in ``limit_override_terms``.
+    """
 
     __tablename__ = "tenants"
     __table_args__ = (CheckConstraint("status IN ('active', 'suspended', 'closed')", name="status_known"),)
@@ -22,4 +24,5 @@ class Tenant(SQLModel, table=True):
     plan_id: str = Field(foreign_key="plans.id", index=True, sa_type=Text)
     status: str = Field(default="active", sa_type=Text)
     limit_overrides: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)
+    limit_override_terms: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))

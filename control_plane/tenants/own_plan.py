@@ -1,5 +1,6 @@
 """What a tenant sees of its plan: limits and prices of now, and every change that is set to come."""
 
+import functools
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -10,7 +11,7 @@ from billing.prices import price_book
 from billing.subscriptions import assignments
 from control_plane.plans import service as plans
 from control_plane.plans.price_views import PriceCardView, shown
-from control_plane.tenants import service
+from control_plane.tenants import limit_overrides, service
 from core.contracts.grants import Limits
 from core.db import database_now
 
@@ -40,11 +41,13 @@ class OwnPlan(msgspec.Struct, frozen=True, kw_only=True):
 def read(session: Session, tenant_id: str) -> OwnPlan:
     """The tenant's plan. Raises NotFound."""
     tenant, now = service.get(session, tenant_id), database_now(session)
+    own_limits = functools.partial(limit_overrides.holding, tenant.limit_overrides, tenant.limit_override_terms)
     book = price_book.load(session, [tenant_id])
     plan_ids = {now: tenant.plan_id}
     if (later := assignments.later_change(session, tenant_id)) is not None:
         plan_ids[later.effective_from] = later.plan_id
     begins = {span.begins for span in book.spans(tenant_id)} | plan_ids.keys()
+    begins |= {each.expires_at for each in tenant.limit_override_terms.values() if each.expires_at is not None}
     begins |= {at for plan_id in plan_ids.values() for at in plans.version_instants(session, plan_id)}
     found = list[ComingPlan]()
     for at in sorted({now, *(each for each in begins if each > now)}):
@@ -53,7 +56,7 @@ def read(session: Session, tenant_id: str) -> OwnPlan:
         coming = ComingPlan(
             effective_from=at,
             plan=plan.name,
-            limits=msgspec.structs.replace(plan.limits, **tenant.limit_overrides),
+            limits=msgspec.structs.replace(plan.limits, **own_limits(at)),
             prices=plan.prices if price is None else shown(price.card),
         )
         if not found or msgspec.structs.replace(coming, effective_from=found[-1].effective_from) != found[-1]:

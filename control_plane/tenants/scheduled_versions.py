@@ -1,5 +1,6 @@
 """Publishes the tenants of a plan when one of its scheduled versions begins, and a tenant when its change of plan, its
-calendar, or prices of its own begin or expire. The days and months of its spending limits are those of the calendar.
+calendar, or prices of its own begin or expire, or limits of its own expire. The days and months of its spending limits
+are those of the calendar.
 
 Fails closed: a gateway that has not received the new version yet holds and reports by the old one, and billing honors
 the old prices for a while (``billing.prices.price_book``).
@@ -12,6 +13,7 @@ from sqlalchemy import Engine
 from billing.prices import overrides
 from billing.subscriptions import assignments, terms
 from control_plane.plans import service as plans
+from control_plane.tenants import limit_overrides
 from control_plane.tenants import service as tenants
 from core.db import LATE_COMMITS, database_now, unit_of_work
 
@@ -36,6 +38,7 @@ class ScheduledVersions:
                 *assignments.begun_between(session, after, now),
                 *overrides.changed_between(session, after, now),
                 *terms.begun_between(session, after, now),
+                *limit_overrides.expired_between(session, after, now),
             }
             for plan_id in sorted({plan_id for plan_id, _ in of_plans - self._seen}):
                 tenants.publish_tenants_of_plan(session, plan_id)

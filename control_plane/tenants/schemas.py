@@ -19,10 +19,12 @@ from control_plane.plans.schemas import (
     Window,
     WithoutQuota,
 )
+from control_plane.tenants.limit_overrides import OverrideTerms
 from core.contracts.grants import Limits
 
 TenantName = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 PlanIdOrName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}(?!\n)$")]
+Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 TenantStatus = Literal["active", "suspended", "closed"]
 
 
@@ -57,12 +59,16 @@ class LimitsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Changes to a tenant. An omitted field keeps its value."""
+    """Changes to a tenant. An omitted field keeps its value. ``limits_reason`` and ``limits_expire_at`` are the terms
+    of the limits in the same request.
+    """
 
     name: TenantName | msgspec.UnsetType = msgspec.UNSET
     plan: PlanIdOrName | msgspec.UnsetType = msgspec.UNSET
     status: Literal["active", "suspended"] | msgspec.UnsetType = msgspec.UNSET
     limits: LimitsPatch | msgspec.UnsetType = msgspec.UNSET
+    limits_reason: Reason | msgspec.UnsetType | None = msgspec.UNSET
+    limits_expire_at: datetime | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +81,7 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     status: TenantStatus
     limits: Limits
     limit_overrides: dict[str, Any]
+    limit_override_terms: dict[str, OverrideTerms]
     created_at: datetime
 
 

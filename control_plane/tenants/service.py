@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection, Iterator
+from datetime import datetime
 from typing import Literal, cast
 
 import msgspec
@@ -9,6 +10,7 @@ from sqlmodel import Session, col, select
 
 from billing.limits import spending
 from billing.limits.spending import PublishedSpending
+from billing.periods import aware
 from billing.prices import overrides
 from billing.subscriptions import assignments
 from billing.usage.queries import charged_before_month
@@ -17,6 +19,8 @@ from control_plane.audit import service as audit
 from control_plane.plans import service as plans
 from control_plane.plans.schemas import PlanView
 from control_plane.publishing.outbox import publish_change, publish_changes
+from control_plane.tenants import limit_overrides
+from control_plane.tenants.limit_overrides import OverrideTerms
 from control_plane.tenants.models import Tenant
 from control_plane.tenants.schemas import NewTenant, TenantPatch, TenantStatus, TenantView
 from core.contracts.grants import Limits, TenantGrant
@@ -42,12 +46,12 @@ def create(session: Session, new: NewTenant, *, actor: str) -> TenantView:
         tenant_id=tenant.id,
         details={"name": new.name, "plan": plan.id},
     )
-    return _view(tenant, plan)
+    return _view(tenant, plan, database_now(session))
 
 
 def change(session: Session, tenant_id: str, patch: TenantPatch, *, actor: str) -> TenantView:
     """Apply the fields of the patch. A new plan's prices apply from now on. Raises NotFound for the tenant and
-    InvalidRequest for an unknown plan.
+    InvalidRequest for an unknown plan and for terms of limits that do not fit.
     """
     tenant = _find(session, tenant_id, lock=True)
     if patch.name is not msgspec.UNSET:
@@ -56,8 +60,14 @@ def change(session: Session, tenant_id: str, patch: TenantPatch, *, actor: str) 
         _require_open(tenant)
         tenant.status = patch.status
     if patch.limits is not msgspec.UNSET:
-        merged = tenant.limit_overrides | msgspec.to_builtins(patch.limits)
-        tenant.limit_overrides = {name: limit for name, limit in merged.items() if limit is not None}
+        now = database_now(session)
+        terms = OverrideTerms(reason=patch.limits_reason or None, expires_at=_expiry(patch, now))
+        limit_overrides.change(tenant, msgspec.to_builtins(patch.limits), terms, now=now)
+    elif patch.limits_reason or patch.limits_expire_at:
+        raise InvalidRequest(
+            "limits: missing. limits_reason and limits_expire_at are about the limits in the same request.",
+            param="limits",
+        )
     if patch.plan is not msgspec.UNSET:
         _require_open(tenant)
         plan = plan_named(session, patch.plan)
@@ -73,7 +83,7 @@ def change(session: Session, tenant_id: str, patch: TenantPatch, *, actor: str) 
         tenant_id=tenant.id,
         details=msgspec.to_builtins(patch),
     )
-    return _view(tenant, plans.get_plan(session, tenant.plan_id))
+    return _view(tenant, plans.get_plan(session, tenant.plan_id), database_now(session))
 
 
 def change_plan(session: Session, tenant_id: str, id_or_name: str) -> None:
@@ -107,7 +117,14 @@ def close(session: Session, tenant_id: str) -> None:
 def get(session: Session, tenant_id: str) -> TenantView:
     """One tenant. Raises NotFound."""
     tenant = _find(session, tenant_id)
-    return _view(tenant, plans.get_plan(session, tenant.plan_id))
+    return _view(tenant, plans.get_plan(session, tenant.plan_id), database_now(session))
+
+
+def get_own(session: Session, tenant_id: str) -> TenantView:
+    """One tenant as it may see itself: without what an admin noted. Raises NotFound."""
+    found = get(session, tenant_id)
+    terms = {name: OverrideTerms(expires_at=each.expires_at) for name, each in found.limit_override_terms.items()}
+    return msgspec.structs.replace(found, limit_override_terms=terms)
 
 
 def require(session: Session, tenant_id: str) -> None:
@@ -117,8 +134,8 @@ def require(session: Session, tenant_id: str) -> None:
 
 def viewer(session: Session) -> Callable[[Tenant], TenantView]:
     """A view of many tenants, which reads each plan once."""
-    plan_of = _plans_of(session)
-    return lambda tenant: _view(tenant, plan_of(tenant.plan_id))
+    plan_of, now = _plans_of(session), database_now(session)
+    return lambda tenant: _view(tenant, plan_of(tenant.plan_id), now)
 
 
 def names_of(session: Session, tenant_ids: Collection[str]) -> dict[str, str]:
@@ -130,7 +147,7 @@ def names_of(session: Session, tenant_ids: Collection[str]) -> dict[str, str]:
 def lock(session: Session, tenant_id: str) -> TenantView:
     """Like ``get``, and locks the tenant's row, so that decisions that count against a limit run one at a time."""
     tenant = _find(session, tenant_id, lock=True)
-    return _view(tenant, plans.get_plan(session, tenant.plan_id))
+    return _view(tenant, plans.get_plan(session, tenant.plan_id), database_now(session))
 
 
 def lock_open(session: Session, tenant_id: str) -> None:
@@ -156,43 +173,50 @@ def grant(session: Session, tenant_id: str) -> TenantGrant | None:
     if tenant is None:
         return None
     plan = plans.get_plan(session, tenant.plan_id)
-    limited = _limits(tenant, plan).spend_nanos_per_month is not None
+    limits = _limits(tenant, plan, database_now(session))
+    limited = limits.spend_nanos_per_month is not None
     charged = charged_before_month(session, [tenant_id]) if limited else {}
     own = overrides.in_force(session, tenant_id)
-    return _grant(tenant, plan, own, charged.get(tenant_id, 0), spending.read(session, tenant_id))
+    return _grant(tenant, plan, limits, own, charged.get(tenant_id, 0), spending.read(session, tenant_id))
 
 
 def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
     """The published form of every tenant, including suspended ones, by id."""
-    plan_of = _plans_of(session)
-    limited = _spend_limited(session)
-    charged = charged_before_month(session, limited) if limited else {}
-    own = overrides.all_in_force(session)
-    spend = spending.read_all(session)
+    grant_of = _granting(session)
     for tenant in session.exec(select(Tenant).execution_options(yield_per=1000)):
-        plan = plan_of(tenant.plan_id)
-        yield tenant.id, _grant(tenant, plan, own.get(tenant.id), charged.get(tenant.id, 0), spend(tenant.id))
+        yield tenant.id, grant_of(tenant)
 
 
 def spend_limited_grants(session: Session) -> dict[str, TenantGrant]:
     """The published form of the tenants with a spending limit, by id."""
-    plan_of = _plans_of(session)
-    charged = charged_before_month(session, _spend_limited(session))
-    spend = spending.read_all(session)
-    wanted = select(Tenant).where(col(Tenant.id).in_(charged))
-    own = overrides.all_in_force(session)
+    grant_of = _granting(session)
     return {
-        tenant.id: _grant(tenant, plan_of(tenant.plan_id), own.get(tenant.id), charged[tenant.id], spend(tenant.id))
-        for tenant in session.exec(wanted)
+        tenant.id: grant_of(tenant)
+        for tenant in session.exec(select(Tenant).where(col(Tenant.id).in_(_spend_limited(session))))
     }
 
 
+def _granting(session: Session) -> Callable[[Tenant], TenantGrant]:
+    """The published form of many tenants, which reads at once what they share."""
+    plan_of, now = _plans_of(session), database_now(session)
+    limited = _spend_limited(session)
+    charged = charged_before_month(session, limited) if limited else {}
+    own, spend = overrides.all_in_force(session), spending.read_all(session)
+
+    def grant_of(tenant: Tenant) -> TenantGrant:
+        plan = plan_of(tenant.plan_id)
+        limits = _limits(tenant, plan, now)
+        return _grant(tenant, plan, limits, own.get(tenant.id), charged.get(tenant.id, 0), spend(tenant.id))
+
+    return grant_of
+
+
 def _spend_limited(session: Session) -> list[str]:
-    plan_of = _plans_of(session)
+    plan_of, now = _plans_of(session), database_now(session)
     return [
         tenant.id
         for tenant in session.exec(select(Tenant))
-        if _limits(tenant, plan_of(tenant.plan_id)).spend_nanos_per_month is not None
+        if _limits(tenant, plan_of(tenant.plan_id), now).spend_nanos_per_month is not None
     ]
 
 
@@ -230,17 +254,31 @@ def plan_named(session: Session, id_or_name: str) -> PlanView:
     return plan
 
 
-def _limits(tenant: Tenant, plan: PlanView) -> Limits:
-    return msgspec.structs.replace(plan.limits, **tenant.limit_overrides)
+def _expiry(patch: TenantPatch, now: datetime) -> datetime | None:
+    if not patch.limits_expire_at:
+        return None
+    expires_at = aware(patch.limits_expire_at, "limits_expire_at")
+    if expires_at <= now:
+        raise InvalidRequest(f"limits_expire_at: must be later than now, {now.isoformat()}.", param="limits_expire_at")
+    return expires_at
+
+
+def _limits(tenant: Tenant, plan: PlanView, now: datetime) -> Limits:
+    own = limit_overrides.holding(tenant.limit_overrides, limit_overrides.terms_of(tenant), now)
+    return msgspec.structs.replace(plan.limits, **own)
 
 
 def _grant(
-    tenant: Tenant, plan: PlanView, own: PriceView | None, charged_nanos: int, spend: PublishedSpending
+    tenant: Tenant,
+    plan: PlanView,
+    limits: Limits,
+    own: PriceView | None,
+    charged_nanos: int,
+    spend: PublishedSpending,
 ) -> TenantGrant:
     """``own`` are the tenant's own prices in place of the plan's. ``charged_nanos`` is the amount charged before this
     month; it is used only where spending has a limit. ``spend`` is what credit and the tenant's limits allow.
     """
-    limits = _limits(tenant, plan)
     per_month = limits.spend_nanos_per_month
     granted = (plan.prices if own is None else own.card).grant_prices()
     return TenantGrant(
@@ -258,14 +296,17 @@ def _grant(
     )
 
 
-def _view(tenant: Tenant, plan: PlanView) -> TenantView:
+def _view(tenant: Tenant, plan: PlanView, now: datetime) -> TenantView:
+    terms = limit_overrides.terms_of(tenant)
+    own = limit_overrides.holding(tenant.limit_overrides, terms, now)
     return TenantView(
         id=tenant.id,
         name=tenant.name,
         plan=plan.name,
         plan_id=plan.id,
         status=cast("TenantStatus", tenant.status),
-        limits=_limits(tenant, plan),
-        limit_overrides=tenant.limit_overrides,
+        limits=_limits(tenant, plan, now),
+        limit_overrides=own,
+        limit_override_terms={name: each for name, each in terms.items() if name in own},
         created_at=tenant.created_at,
     )

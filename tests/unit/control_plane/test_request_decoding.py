@@ -6,7 +6,7 @@ import pytest
 from control_plane.plans.schemas import NewPlan
 from control_plane.registry.schemas import NewRevision
 from control_plane.request_decoding import invalid_field
-from control_plane.tenants.schemas import TenantPatch
+from control_plane.tenants.schemas import NewTenant, TenantPatch
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_field_is_named(text, kind, param, code):
     ("text", "kind", "message"),
     [
         (b'{"status":"deleted"}', TenantPatch, "status: must be one of active, suspended."),
-        (b'{"nope":1}', TenantPatch, "nope: unknown field. Use name, plan, status, limits."),
+        (b'{"nope":1}', NewTenant, "nope: unknown field. Use name, plan."),
         (b'{"files":[{"size":1}]}', NewRevision, "files[0].size: unknown field. Use path, size_bytes, sha256."),
         (b'{"limits":{"adapters":0}}', TenantPatch, "limits.adapters: must be at least 1."),
         (b'{"limits":{"kv_pages":"1"}}', TenantPatch, "limits.kv_pages: must be a whole number or null, not a string."),

@@ -41,7 +41,7 @@ def named(api, engine):
                 connection.execute(_COST_HOUR, owned)
                 connection.execute(_COST_ROW, owned)
         connection.execute(_ENDPOINT, {"id": new_id("nep"), "tenant": found["G"], "address": "ops@gamma-rays.example"})
-    profile = {"legal_name": "Alpha Centauri Inc", "email": "billing@100%.example", "country": "US"}
+    profile = {"legal_name": "Alpha Centauri Inc", "email": "100%.billing@centauri.example", "country": "US"}
     api.admin.put(f"{ROOT}/{found['a']}/billing-profile", json=profile | {"legal_name": "Old Ltd"}).raise_for_status()
     api.admin.put(f"{ROOT}/{found['a']}/billing-profile", json=profile).raise_for_status()
     return found
@@ -69,7 +69,7 @@ def listed(api, **params) -> str:
         ({"search": "ETA"}, "BZ"),
         ({"search": "eta", "sort": "near_limit"}, "ZB"),
         ({"search": "_"}, "B"),
-        ({"search": "100%.ex"}, "a"),
+        ({"search": "100%.b"}, "a"),
         ({"search": "centauri"}, "a"),
         ({"search": "Old Ltd"}, ""),
         ({"search": "OPS@gamma"}, "G"),

@@ -1,5 +1,7 @@
 """Plans, tenants and keys through the API, as an admin and as a tenant."""
 
+import pytest
+
 from tests.fixtures.control_plane.api import LIMITS, PRICES
 
 
@@ -39,6 +41,42 @@ def test_an_admin_overrides_single_limits_and_removes_the_overrides(api):
     assert (changed["limits"]["adapters"], changed["limits"]["kv_pages"]) == (1, 64)
     back = api.admin.patch(path, json={"limits": {"adapters": None}}).json()
     assert (back["limits"]["adapters"], back["limit_overrides"]) == (LIMITS["adapters"], {"kv_pages": 64})
+
+
+def test_an_override_has_a_reason_that_admins_see_and_an_end_that_its_tenant_sees(api):
+    tenant = api.tenant()
+    path = f"/api/v1/admin/tenants/{tenant.id}"
+    api.admin.patch(path, json={"limits": {"kv_pages": 64}, "limits_reason": "pilot"}).raise_for_status()
+    ends = "2100-01-01T00:00:00Z"
+    launch = {"limits": {"adapters": 9}, "limits_reason": "launch week", "limits_expire_at": ends}
+    changed = api.admin.patch(path, json=launch).json()
+    assert changed["limit_override_terms"] == {
+        "adapters": {"reason": "launch week", "expires_at": ends},
+        "kv_pages": {"reason": "pilot", "expires_at": None},
+    }
+    seen = tenant.http.get("/api/v1/me").json()["tenant"]["limit_override_terms"]
+    assert seen["adapters"] == {"reason": None, "expires_at": ends}
+    (coming,) = tenant.http.get("/api/v1/plan").json()["changes"]
+    assert (coming["effective_from"], coming["limits"]["adapters"]) == (ends, LIMITS["adapters"])
+    assert coming["limits"]["kv_pages"] == 64
+    back = api.admin.patch(path, json={"limits": {"adapters": None}}).json()
+    assert set(back["limit_override_terms"]) == {"kv_pages"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"limits_reason": "launch"}, "limits"),
+        ({"limits": {"adapters": 9}, "limits_expire_at": "2020-01-01T00:00:00Z"}, "limits_expire_at"),
+        ({"limits": {"adapters": 9}, "limits_expire_at": "2100-01-01T00:00:00"}, "limits_expire_at"),
+        ({"limits": {"adapters": 9}, "limits_reason": ""}, "limits_reason"),
+    ],
+)
+def test_terms_of_an_override_that_do_not_fit_change_nothing(api, body, param):
+    tenant = api.tenant()
+    answer = api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json=body)
+    assert (answer.status_code, answer.json()["param"]) == (400, param), answer.text
+    assert tenant.http.get("/api/v1/me").json()["tenant"]["limit_overrides"] == {}
 
 
 def test_a_tenant_moves_to_another_plan(api):

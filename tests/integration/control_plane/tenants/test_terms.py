@@ -12,7 +12,7 @@ from control_plane.tenants.scheduled_versions import ScheduledVersions
 from core import db, redis_keys
 from core.contracts.grants import TenantGrant
 from tests.conftest import wait_until
-from tests.fixtures.control_plane.api import PRICES
+from tests.fixtures.control_plane.api import LIMITS, PRICES
 from tests.fixtures.least_privilege import as_role
 
 DOLLAR = 1_000_000_000
@@ -112,6 +112,27 @@ def test_gateways_get_the_plan_when_its_instant_comes(api, engine, relay, redis,
     assert datetime.now(UTC) >= begins
     assert api.admin.get(url(tenant, "plan")).json()["plan_id"] == large["id"]
     worker.dispose()
+
+
+def test_gateways_get_the_plans_limit_again_when_its_override_expires(api, engine, relay, redis):
+    tenant, scheduled = api.tenant(), ScheduledVersions(engine)
+    limits = {"limits": {"adapters": 9, "kv_pages": 64}, "limits_expire_at": "2100-01-01T00:00:00Z"}
+    api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json=limits).raise_for_status()
+    scheduled.run_once()
+    drain(relay)
+    assert (grant(redis, tenant).limits.adapters, grant(redis, tenant).limits.kv_pages) == (9, 64)
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text(
+                "UPDATE tenants SET limit_override_terms = jsonb_set(limit_override_terms, '{adapters,expires_at}',"
+                " to_jsonb(clock_timestamp())) WHERE id = :t"
+            ),
+            {"t": tenant.id},
+        )
+    scheduled.run_once()
+    drain(relay)
+    assert (grant(redis, tenant).limits.adapters, grant(redis, tenant).limits.kv_pages) == (LIMITS["adapters"], 64)
+    assert api.admin.get(f"/api/v1/admin/tenants/{tenant.id}").json()["limit_overrides"] == {"kv_pages": 64}
 
 
 def test_gateways_get_a_plan_that_is_committed_after_its_instant(api, engine, relay, redis):
