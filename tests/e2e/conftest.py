@@ -45,7 +45,13 @@ LIMITS = {
     "adapter_rank": 16,
     "adapter_bytes": 64 << 20,
 }
-PRICES = {"input_nanos": 50_000, "cached_input_nanos": 10_000, "output_nanos": 150_000, "kv_page_second_nanos": 20_000}
+PRICES = {
+    "input_nanos": 50_000_000,
+    "cached_input_nanos": 10_000_000,
+    "output_nanos": 150_000_000,
+    "kv_page_second_nanos": 20_000_000,
+}
+"""So that any use is at least a cent: no invoice is over $0.00."""
 
 
 LOG_CHARACTERS = 4_000
