@@ -130,7 +130,7 @@ def _constant(value: object) -> Provide:
 
 
 def _on_plan_changed(session: Session, plan_id: str) -> None:
-    pins.refresh_tenants(session, tenants.publish_tenants_of_plan(session, plan_id))
+    pins.refresh_tenants(session, tenants.publish_tenants_of_plan(session, plan_id), bulk=True)
 
 
 def _on_status_set(session: Session, tenant_id: str, status: tenants.Status) -> None:

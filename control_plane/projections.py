@@ -3,7 +3,7 @@ writes them to Redis.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sqlmodel import Session
 
@@ -22,29 +22,36 @@ def projections(settings: PublishingSettings | None = None) -> Projections:
     revisions_max = (settings or PublishingSettings()).revisions_published_max
     return {
         "keys": Projection(
-            one=lambda session, field: published(api_keys.grant(session, field)),
+            some=_each(lambda session, field: published(api_keys.grant(session, field))),
             every=lambda session: ((field, published(value)) for field, value in api_keys.all_grants(session)),
         ),
         "tenants": Projection(
-            one=lambda session, field: published(tenants.grant(session, field)),
+            some=lambda session, fields: {
+                field: published(value) for field, value in tenants.grants(session, fields).items()
+            },
             every=lambda session: ((field, published(value)) for field, value in tenants.all_grants(session)),
         ),
         "adapters": Projection(
-            one=lambda session, field: published(adapters.route(session, field, revisions_max=revisions_max)),
+            some=_each(lambda session, field: published(adapters.route(session, field, revisions_max=revisions_max))),
             every=lambda session: (
                 (field, published(value)) for field, value in adapters.all_routes(session, revisions_max=revisions_max)
             ),
         ),
-        "base_models": Projection(one=_base_model, every=_base_models),
+        "base_models": Projection(some=_each(_base_model), every=_base_models),
         "revocations": Projection(
-            one=lambda session, field: published(revocations.revocation(session, field)),
+            some=_each(lambda session, field: published(revocations.revocation(session, field))),
             every=lambda session: ((field, published(value)) for field, value in revocations.all_revocations(session)),
         ),
         "pins": Projection(
-            one=lambda session, field: published(pins.pin(session, field)),
+            some=_each(lambda session, field: published(pins.pin(session, field))),
             every=lambda session: ((field, published(value)) for field, value in pins.all_pins(session)),
         ),
     }
+
+
+def _each(one: Callable[[Session, str], Published]) -> Callable[[Session, Sequence[str]], Mapping[str, Published]]:
+    """Reads the fields one after the other."""
+    return lambda session, fields: {field: one(session, field) for field in fields}
 
 
 def _base_model(session: Session, field: str) -> Published:

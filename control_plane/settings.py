@@ -273,10 +273,10 @@ class WorkerSettings(Fragment):
         description="How often the worker publishes spend ceilings that billing changed because of credit or payments.",
     )
     spend_ceiling_poll_s: int = Field(
-        default=10,
+        default=5,
         ge=1,
         le=3600,
-        description="How often the worker checks for a new month; new spend ceilings are published within this time.",
+        description="How often the worker checks for a new month, whose spend ceilings it then publishes.",
     )
     spend_ceiling_recount_s: int = Field(
         default=3600,

@@ -4,6 +4,7 @@ Records are charged the highest price, in any order. The cost of the period is a
 (``billing.charges.statement``), so the differences end at the same amount, however often they are posted.
 """
 
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from billing.periods import Period
 from core import clock
 from core.db import database_now
 from core.ids import first_id_of_ms, new_id
+from core.spend_windows import WindowBounds
 
 _CLOCKS_APART: Final = timedelta(hours=1)
 
@@ -41,19 +43,23 @@ def post_difference(session: Session, tenant_id: str, period: Period, owed: Owed
     return amount_nanos
 
 
-def usage_adjusted_in(session: Session, tenant_id: str, made: Period) -> int:
-    """By how much the tenant's usage was adjusted by adjustments that were made in a span of time."""
-    total = sa.cast(sa.func.coalesce(sa.func.sum(col(UsageAdjustment.usage_nanos)), 0), sa.BigInteger)
+def usage_adjusted_in(session: Session, tenant_ids: Collection[str], made: WindowBounds) -> dict[str, int]:
+    """By how much the usage of these tenants was adjusted by adjustments that were made in a span of time."""
+    total = sa.cast(sa.func.sum(col(UsageAdjustment.usage_nanos)), sa.BigInteger)
     low, high = (clock.to_ms(at) for at in (made.start - _CLOCKS_APART, made.end + _CLOCKS_APART))
-    statement = select(total).where(
-        UsageAdjustment.tenant_id == tenant_id,
-        # Ids are in the order of time, which makes this a range of the primary key.
-        col(UsageAdjustment.id) >= first_id_of_ms("adj", low),
-        col(UsageAdjustment.id) < first_id_of_ms("adj", high),
-        col(UsageAdjustment.created_at) >= made.start,
-        col(UsageAdjustment.created_at) < made.end,
+    statement = (
+        select(UsageAdjustment.tenant_id, total)
+        .where(
+            col(UsageAdjustment.tenant_id).in_(tenant_ids),
+            # Ids are in the order of time, which makes this a range of the primary key.
+            col(UsageAdjustment.id) >= first_id_of_ms("adj", low),
+            col(UsageAdjustment.id) < first_id_of_ms("adj", high),
+            col(UsageAdjustment.created_at) >= made.start,
+            col(UsageAdjustment.created_at) < made.end,
+        )
+        .group_by(col(UsageAdjustment.tenant_id))
     )
-    return session.exec(statement).one()
+    return dict(session.exec(statement).all())
 
 
 def _posted_before(session: Session, tenant_id: str, period: Period) -> tuple[int, int]:

@@ -5,6 +5,7 @@ planned. It changes when a lot begins, ends, is granted or taken back, and when 
 stores it raises the alerts of a falling balance and of a credit limit, whichever process that is.
 """
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple
 
@@ -133,17 +134,14 @@ def store(session: Session, before: SpendCeiling, computed: ComputedCeiling) -> 
     return True
 
 
-def stored_ceilings(session: Session) -> dict[str, int]:
-    """The ceilings of all tenants that have one, for publishing."""
+def stored_ceilings(session: Session, tenant_ids: Collection[str]) -> dict[str, int]:
+    """The ceilings of those of these tenants that have one, for publishing."""
     rows = session.exec(
-        select(SpendCeiling.tenant_id, SpendCeiling.ceiling_nanos).where(col(SpendCeiling.ceiling_nanos).is_not(None))
+        select(SpendCeiling.tenant_id, SpendCeiling.ceiling_nanos).where(
+            col(SpendCeiling.tenant_id).in_(tenant_ids), col(SpendCeiling.ceiling_nanos).is_not(None)
+        )
     )
     return {tenant_id: ceiling for tenant_id, ceiling in rows if ceiling is not None}
-
-
-def stored_ceiling(session: Session, tenant_id: str) -> int | None:
-    """The tenant's ceiling, for publishing. None: no ceiling."""
-    return session.exec(select(SpendCeiling.ceiling_nanos).where(SpendCeiling.tenant_id == tenant_id)).first()
 
 
 def take_changed(session: Session) -> list[str]:

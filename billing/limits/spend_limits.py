@@ -1,11 +1,11 @@
 """A tenant's hard spending limits: on everything, one key or one adapter, for each day or month of its time zone.
 
-Gateways enforce them in the reservation of each request. This module keeps them, says what was spent of them, and makes
-what gateways get.
+Gateways enforce them in the reservation of each request. This module keeps them and says what was spent of them.
 """
 
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -14,12 +14,9 @@ from sqlmodel import Session, col, select
 from billing.charges.adjustments import usage_adjusted_in
 from billing.limits.models import SpendLimit
 from billing.limits.views import LimitScope, SpendLimitView
-from billing.periods import Period
 from billing.subscriptions.billed_until import hold_subscriptions
-from billing.subscriptions.terms import calendar_of
+from billing.subscriptions.terms import calendars_of_all
 from billing.usage.sums import hour_of
-from core import clock
-from core.contracts.grants import SpendLimitGrant
 from core.db import database_now
 from core.errors import Conflict, NotFound
 from core.ids import new_id
@@ -29,17 +26,31 @@ _HOUR: Final = timedelta(hours=1)
 SPEND_LIMITS_MAX: Final = 100  # of one tenant: gateways look at each of them for every request
 
 _SPENT: Final = sa.text("""
-SELECT coalesce(sum(nanos), 0)::bigint FROM (
-    SELECT input_nanos + cached_input_nanos + output_nanos + kv_nanos AS nanos FROM usage_hours
-    WHERE tenant_id = :tenant_id AND hour >= :whole_from AND hour < :whole_until
-        AND (:key_id = '' OR key_id = :key_id) AND (:adapter_id = '' OR adapter_id = :adapter_id)
-  UNION ALL
-    SELECT amount_nanos FROM usage_records
-    WHERE tenant_id = :tenant_id
-        AND (settled_at >= :start AND settled_at < :whole_from OR settled_at >= :whole_until AND settled_at < :end)
-        AND (:key_id = '' OR key_id = :key_id) AND (:adapter_id = '' OR adapter_id = :adapter_id)
-) used
+SELECT (
+    SELECT coalesce(sum(nanos), 0)::bigint FROM (
+        SELECT input_nanos + cached_input_nanos + output_nanos + kv_nanos AS nanos FROM usage_hours u
+        WHERE u.tenant_id = w.tenant_id AND hour >= whole_from AND hour < whole_until
+            AND w.key_id IN ('', u.key_id) AND w.adapter_id IN ('', u.adapter_id)
+      UNION ALL
+        SELECT amount_nanos FROM usage_records u
+        WHERE u.tenant_id = w.tenant_id AND (since < whole_from OR whole_until < until)
+            AND (settled_at >= since AND settled_at < whole_from OR settled_at >= whole_until AND settled_at < until)
+            AND w.key_id IN ('', u.key_id) AND w.adapter_id IN ('', u.adapter_id)
+    ) used
+) FROM unnest(
+    cast(:tenant_ids AS text[]), cast(:key_ids AS text[]), cast(:adapter_ids AS text[]), cast(:since AS timestamptz[]),
+    cast(:whole_from AS timestamptz[]), cast(:whole_until AS timestamptz[]), cast(:until AS timestamptz[])
+) WITH ORDINALITY w(tenant_id, key_id, adapter_id, since, whole_from, whole_until, until, place) ORDER BY place
 """)
+
+
+class _Window(NamedTuple):
+    """A span of time, of a tenant's whole usage or that of one key or adapter."""
+
+    tenant_id: str
+    bounds: WindowBounds
+    key_id: str = ""
+    adapter_id: str = ""
 
 
 def set_limit(
@@ -83,15 +94,22 @@ def set_limit(
 
 def get_limit(session: Session, *, tenant_id: str, limit_id: str) -> SpendLimitView:
     """One limit of the tenant. Raises NotFound."""
-    now = database_now(session)
-    return _view(session, _find(session, tenant_id, limit_id), calendar_of(session, tenant_id, now).zone, now)
+    return _views(session, [_find(session, tenant_id, limit_id)])[0]
 
 
 def list_limits(session: Session, tenant_id: str) -> list[SpendLimitView]:
     """The tenant's limits, the oldest first."""
-    now = database_now(session)
-    zone = calendar_of(session, tenant_id, now).zone
-    return [_view(session, limit, zone, now) for limit in _limits(session, tenant_id)]
+    return limits_of(session, [tenant_id]).get(tenant_id, [])
+
+
+def limits_of(session: Session, tenant_ids: Collection[str]) -> dict[str, list[SpendLimitView]]:
+    """The limits of those of these tenants that have any, with a few queries for all of them."""
+    wanted = select(SpendLimit).where(col(SpendLimit.tenant_id).in_(tenant_ids)).order_by(col(SpendLimit.id))
+    limits = session.exec(wanted).all()
+    found: dict[str, list[SpendLimitView]] = {}
+    for row, view in zip(limits, _views(session, limits), strict=True):
+        found.setdefault(row.tenant_id, []).append(view)
+    return found
 
 
 def delete_limit(session: Session, *, tenant_id: str, limit_id: str) -> None:
@@ -100,58 +118,34 @@ def delete_limit(session: Session, *, tenant_id: str, limit_id: str) -> None:
     session.flush()
 
 
-def grants_of(session: Session, tenant_id: str) -> tuple[str, tuple[SpendLimitGrant, ...]]:
-    """The tenant's time zone and its limits as gateways see them, with what was spent so far."""
-    limits = _limits(session, tenant_id)
-    if not limits:
-        return "UTC", ()
-    now = database_now(session)
-    zone = calendar_of(session, tenant_id, now).zone
-    return zone, tuple(
-        SpendLimitGrant(
-            scope=limit.scope,
-            subject_id=limit.subject_id,
-            window=limit.window,
-            amount_nanos=limit.amount_nanos,
-            window_start_ms=clock.to_ms(limit.window_start),
-            spent_nanos=limit.spent_nanos,
-        )
-        for limit in (_view(session, each, zone, now) for each in limits)
-    )
-
-
-def limited_tenants(session: Session) -> set[str]:
-    """The tenants that have a limit."""
-    return set(session.exec(select(SpendLimit.tenant_id).distinct()))
-
-
 def limited_since(session: Session, since: datetime) -> set[str]:
     """The tenants of which a limit was set since this instant."""
     return set(session.exec(select(SpendLimit.tenant_id).where(col(SpendLimit.updated_at) >= since).distinct()))
 
 
-def spent_in(session: Session, tenant_id: str, bounds: WindowBounds, *, key_id: str = "", adapter_id: str = "") -> int:
-    """What usage cost that settled in the window, in all or of one key or adapter. Only the parts of hours with which
-    the window begins and ends are read from the records.
+def spent_in(session: Session, tenant_id: str, bounds: WindowBounds) -> int:
+    """What usage of the tenant cost that settled in the window."""
+    return _spent(session, [_Window(tenant_id, bounds)])[0]
+
+
+def _spent(session: Session, windows: Sequence[_Window]) -> list[int]:
+    """What usage cost in each window. Only the parts of hours with which a window begins and ends are read from the
+    records.
     """
-    start, end = bounds
-    whole_from = start if hour_of(start) == start else hour_of(start) + _HOUR
+    if not windows:
+        return []
+    bounds = [each.bounds for each in windows]
+    whole_from = [start if hour_of(start) == start else hour_of(start) + _HOUR for start, _ in bounds]
     parameters = {
-        "tenant_id": tenant_id,
-        "start": start,
-        "end": end,
+        "tenant_ids": [each.tenant_id for each in windows],
+        "key_ids": [each.key_id for each in windows],
+        "adapter_ids": [each.adapter_id for each in windows],
+        "since": [each.start for each in bounds],
+        "until": [each.end for each in bounds],
         "whole_from": whole_from,
-        "whole_until": max(whole_from, hour_of(end)),
-        "key_id": key_id,
-        "adapter_id": adapter_id,
+        "whole_until": [max(first, hour_of(each.end)) for first, each in zip(whole_from, bounds, strict=True)],
     }
-    spent: int = session.connection().execute(_SPENT, parameters).scalar_one()
-    return spent
-
-
-def _limits(session: Session, tenant_id: str) -> list[SpendLimit]:
-    wanted = select(SpendLimit).where(SpendLimit.tenant_id == tenant_id).order_by(col(SpendLimit.id))
-    return list(session.exec(wanted))
+    return list(session.connection().execute(_SPENT, parameters).scalars())
 
 
 def _find(session: Session, tenant_id: str, limit_id: str) -> SpendLimit:
@@ -162,27 +156,38 @@ def _find(session: Session, tenant_id: str, limit_id: str) -> SpendLimit:
     return found
 
 
-def _view(session: Session, limit: SpendLimit, zone: str, now: datetime) -> SpendLimitView:
-    window = cast("SpendWindow", limit.window_kind)
-    bounds = window_at(zone, window, now)
-    spent = spent_in(
-        session,
-        limit.tenant_id,
-        bounds,
-        key_id=limit.subject_id if limit.scope == "key" else "",
-        adapter_id=limit.subject_id if limit.scope == "adapter" else "",
-    )
-    if limit.scope == "tenant":  # what tiers change belongs to no key and no adapter
-        spent = max(0, spent + usage_adjusted_in(session, limit.tenant_id, Period(*bounds)))
-    return SpendLimitView(
-        id=limit.id,
-        scope=cast("LimitScope", limit.scope),
-        subject_id=limit.subject_id,
-        window=window,
-        amount_nanos=limit.amount_nanos,
-        spent_nanos=spent,
-        window_start=bounds.start,
-        window_end=bounds.end,
-        created_at=limit.created_at,
-        updated_at=limit.updated_at,
-    )
+def _views(session: Session, limits: Sequence[SpendLimit]) -> list[SpendLimitView]:
+    """Limits with what was spent of them."""
+    now = database_now(session)
+    calendars = calendars_of_all(session, {limit.tenant_id for limit in limits})
+    windows = [
+        _Window(
+            limit.tenant_id,
+            window_at(calendars[limit.tenant_id].at(now).zone, cast("SpendWindow", limit.window_kind), now),
+            key_id=limit.subject_id if limit.scope == "key" else "",
+            adapter_id=limit.subject_id if limit.scope == "adapter" else "",
+        )
+        for limit in limits
+    ]
+    of_tenants = [each for each, limit in zip(windows, limits, strict=True) if limit.scope == "tenant"]
+    adjusted = {  # what tiers change belongs to no key and no adapter
+        bounds: usage_adjusted_in(session, {each.tenant_id for each in of_tenants if each.bounds == bounds}, bounds)
+        for bounds in {each.bounds for each in of_tenants}
+    }
+    return [
+        SpendLimitView(
+            id=limit.id,
+            scope=cast("LimitScope", limit.scope),
+            subject_id=limit.subject_id,
+            window=cast("SpendWindow", limit.window_kind),
+            amount_nanos=limit.amount_nanos,
+            spent_nanos=spent
+            if limit.scope != "tenant"
+            else max(0, spent + adjusted[window.bounds].get(limit.tenant_id, 0)),
+            window_start=window.bounds.start,
+            window_end=window.bounds.end,
+            created_at=limit.created_at,
+            updated_at=limit.updated_at,
+        )
+        for limit, window, spent in zip(limits, windows, _spent(session, windows), strict=True)
+    ]

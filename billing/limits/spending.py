@@ -1,12 +1,15 @@
 """What gateways get of tenants' spending: the ceiling of their credit, and their limits by day and month."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 from sqlmodel import Session
 
 from billing.limits import ceilings, spend_limits
+from billing.subscriptions.terms import calendars_of_all
+from core import clock
 from core.contracts.grants import SpendLimitGrant
+from core.db import database_now
 
 
 class PublishedSpending(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,19 +25,23 @@ class PublishedSpending(msgspec.Struct, frozen=True, kw_only=True):
         return min((ceiling for ceiling in found if ceiling is not None), default=None)
 
 
-def read(session: Session, tenant_id: str) -> PublishedSpending:
-    """The spending of one tenant."""
-    zone, limits = spend_limits.grants_of(session, tenant_id)
-    return PublishedSpending(ceiling_nanos=ceilings.stored_ceiling(session, tenant_id), zone=zone, limits=limits)
-
-
-def read_all(session: Session) -> Callable[[str], PublishedSpending]:
-    """A reader for many tenants, which asks only for those that have limits."""
-    of_credit, limited = ceilings.stored_ceilings(session), spend_limits.limited_tenants(session)
-
-    def spending_of(tenant_id: str) -> PublishedSpending:
-        if tenant_id in limited:
-            return read(session, tenant_id)
-        return PublishedSpending(ceiling_nanos=of_credit.get(tenant_id))
-
-    return spending_of
+def read(session: Session, tenant_ids: Collection[str]) -> Callable[[str], PublishedSpending]:
+    """A reader of the spending of these tenants, with what was spent so far."""
+    of_credit = ceilings.stored_ceilings(session, tenant_ids)
+    limits = spend_limits.limits_of(session, tenant_ids)
+    calendars, now = calendars_of_all(session, limits), database_now(session)
+    return lambda tenant_id: PublishedSpending(
+        ceiling_nanos=of_credit.get(tenant_id),
+        zone=calendars[tenant_id].at(now).zone if tenant_id in limits else "UTC",
+        limits=tuple(
+            SpendLimitGrant(
+                scope=limit.scope,
+                subject_id=limit.subject_id,
+                window=limit.window,
+                amount_nanos=limit.amount_nanos,
+                window_start_ms=clock.to_ms(limit.window_start),
+                spent_nanos=limit.spent_nanos,
+            )
+            for limit in limits.get(tenant_id, ())
+        ),
+    )

@@ -2,6 +2,7 @@
 record names them, and gateways hold by them once they are published.
 """
 
+from collections.abc import Collection
 from datetime import datetime
 from itertools import takewhile
 
@@ -81,24 +82,14 @@ def list_overrides(session: Session, tenant_id: str) -> list[OverrideView]:
     return [_view(row, None if version is None else price_book.view(version)) for row, version in rows]
 
 
-def in_force(session: Session, tenant_id: str) -> PriceView | None:
-    """The tenant's own price version of now, or None when its plan's prices hold."""
-    now = database_now(session)
-    for each in reversed(list_overrides(session, tenant_id)):
-        if each.effective_from <= now and (each.expires_at is None or now < each.expires_at):
-            if each.price_version_id is None:
-                return None
-            return price_book.versions_by_id(session, [each.price_version_id])[each.price_version_id]
-    return None
-
-
-def all_in_force(session: Session) -> dict[str, PriceView]:
-    """The price versions of now of all tenants that have prices of their own."""
+def in_force(session: Session, tenant_ids: Collection[str]) -> dict[str, PriceView]:
+    """The price versions of now of those of these tenants that have prices of their own."""
     now = database_now(session)
     rows = session.exec(
         select(PriceOverride, PriceVersion)
         .join(PriceVersion, col(PriceVersion.id) == col(PriceOverride.price_version_id), isouter=True)
         .where(
+            col(PriceOverride.tenant_id).in_(tenant_ids),
             col(PriceOverride.effective_from) <= now,
             col(PriceOverride.expires_at).is_(None) | (col(PriceOverride.expires_at) > now),
         )

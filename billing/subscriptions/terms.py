@@ -1,7 +1,7 @@
 """Reads and changes a tenant's billing calendars."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import cast
 from zoneinfo import available_timezones
@@ -26,11 +26,16 @@ def calendar_of(session: Session, tenant_id: str, at: datetime) -> BillingCalend
 
 def calendars_of(session: Session, tenant_id: str) -> CalendarHistory:
     """The tenant's calendars: in UTC months until it gets another one."""
-    return _histories(session, select(TenantCalendar).where(TenantCalendar.tenant_id == tenant_id))[tenant_id]
+    return calendars_of_all(session, [tenant_id])[tenant_id]
+
+
+def calendars_of_all(session: Session, tenant_ids: Collection[str]) -> Mapping[str, CalendarHistory]:
+    """The calendars of these tenants. One that never changed its calendar is looked up, but not listed."""
+    return _histories(session, select(TenantCalendar).where(col(TenantCalendar.tenant_id).in_(tenant_ids)))
 
 
 def all_calendars(session: Session) -> Mapping[str, CalendarHistory]:
-    """The calendars of all tenants. A tenant that never changed its calendar is looked up, but not listed."""
+    """The same of all tenants."""
     return _histories(session, select(TenantCalendar))
 
 

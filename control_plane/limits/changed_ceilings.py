@@ -3,7 +3,7 @@
 from sqlalchemy import Engine
 
 from billing.limits import ceilings
-from control_plane.publishing.outbox import publish_changes
+from control_plane.publishing.outbox import publish_bulk
 from core.db import unit_of_work
 
 
@@ -16,5 +16,5 @@ class ChangedCeilings:
     def run_once(self) -> bool:
         """Publish what changed. Always returns False."""
         with unit_of_work(self._engine) as session:
-            publish_changes(session, "tenants", ceilings.take_changed(session))
+            publish_bulk(session, "tenants", ceilings.take_changed(session))
         return False

@@ -9,13 +9,16 @@ from core import clock
 
 
 class OutboxChange(SQLModel, table=True):
-    """One field of a published snapshot that must be read again from its room. Deleted once published."""
+    """One field of a published snapshot that must be read again from its room. Deleted once published. ``bulk`` changes
+    are published after all others.
+    """
 
     __tablename__ = "outbox"
 
     id: int | None = Field(default=None, primary_key=True, sa_type=BigInteger)
     kind: str = Field(sa_type=Text)
     field: str = Field(sa_type=Text)
+    bulk: bool = False
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
 
 

@@ -13,16 +13,21 @@ from core.contracts.snapshots import SnapshotKind
 
 
 def publish_change(session: Session, kind: SnapshotKind, field: str) -> OutboxChange:
-    """Have this field of this snapshot published soon after the caller's transaction commits. Once flushed, the
-    returned row has the id that ``gateway_ack`` waits for.
+    """Have this field of this snapshot published soon after the caller's transaction commits, before all bulk changes.
+    Once flushed, the returned row has the id that ``gateway_ack`` waits for.
     """
-    change = OutboxChange(kind=kind, field=field)
+    return _add(session, OutboxChange(kind=kind, field=field))
+
+
+def publish_bulk(session: Session, kind: SnapshotKind, fields: Iterable[str]) -> None:
+    """Have many fields published after all single changes, also those that are made while these wait: a revoked key
+    does not wait for 10,000 new ceilings.
+    """
+    for field in fields:
+        _add(session, OutboxChange(kind=kind, field=field, bulk=True))
+
+
+def _add(session: Session, change: OutboxChange) -> OutboxChange:
     session.add(change)
     request_changes.note(change)
     return change
-
-
-def publish_changes(session: Session, kind: SnapshotKind, fields: Iterable[str]) -> None:
-    """Like ``publish_change``, for many fields."""
-    for field in fields:
-        publish_change(session, kind, field)

@@ -20,7 +20,7 @@ from sqlmodel import Session, col, select
 from control_plane import metrics
 from control_plane.publishing import snapshot_store
 from control_plane.publishing.models import OutboxChange, PublishedSnapshot
-from control_plane.publishing.projection import Projections, Published
+from control_plane.publishing.projection import UNPUBLISHED, Projections, Published
 from control_plane.publishing.snapshot_store import KINDS, Change, Position, PublishConflict, Stored
 from core import clock
 from core.contracts.snapshots import SnapshotKind
@@ -83,7 +83,8 @@ class OutboxRelay:
             with unit_of_work(self._engine) as session:
                 now_ms = _unix_ms(database_now(session))
                 last = session.get(PublishedSnapshot, 1)
-                rows = session.exec(select(OutboxChange).order_by(col(OutboxChange.id)).limit(self._batch_max)).all()
+                order = col(OutboxChange.bulk), col(OutboxChange.id)
+                rows = session.exec(select(OutboxChange).order_by(*order).limit(self._batch_max)).all()
                 changes = [] if _has_lost(stored, last) else self._read(session, rows)
             if stored is not None and not _has_lost(stored, last):
                 if not changes:
@@ -98,10 +99,11 @@ class OutboxRelay:
     def _read(self, session: Session, rows: Sequence[OutboxChange]) -> list[Change]:
         """Each field that the rows name, once, with its current value."""
         named = dict.fromkeys((cast("SnapshotKind", row.kind), row.field) for row in rows)
-        return [
-            Change(kind=kind, field=field, published=self._projections[kind].one(session, field))
-            for kind, field in named
-        ]
+        found = {
+            kind: self._projections[kind].some(session, [field for of, field in named if of == kind])
+            for kind in {kind for kind, _ in named}
+        }
+        return [Change(kind=kind, field=field, published=found[kind].get(field, UNPUBLISHED)) for kind, field in named]
 
     def _rebuild(self, reason: str) -> Position:
         for _ in range(_REBUILD_ATTEMPTS):

@@ -3,8 +3,9 @@
 This room knows no other room; it receives their readers (see ``control_plane.projections``).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from sqlmodel import Session
@@ -22,11 +23,16 @@ class Published:
     blobs: Mapping[str, bytes]
 
 
+UNPUBLISHED: Final = Published(value=None, blobs={})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """Reads one kind of snapshot: ``one`` field, or ``every`` field that has a value."""
+    """Reads one kind of snapshot: some fields, of which those without a value may be missing, or ``every`` field that
+    has a value.
+    """
 
-    one: Callable[[Session, str], Published]
+    some: Callable[[Session, Sequence[str]], Mapping[str, Published]]
     every: Callable[[Session], Iterator[tuple[str, Published]]]
 
 

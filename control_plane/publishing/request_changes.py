@@ -21,8 +21,8 @@ class RequestChanges:
 
     @property
     def last_id(self) -> int | None:
-        """The id of the last row; the relay publishes in the order of ids. None without a row that was stored."""
-        return max((row.id for row in self._rows if row.id is not None), default=None)
+        """The id of the row that the relay publishes last. None without a row that was stored."""
+        return max(((row.bulk, row.id) for row in self._rows if row.id is not None), default=(False, None))[1]
 
 
 @contextmanager

@@ -107,14 +107,15 @@ def append(pipe: Pipeline, stored: Stored, changes: Sequence[Change], signer: Sn
     """Publish the changes of distinct fields in order, in one MULTI. Returns the new position. ``now_ms`` is Unix
     milliseconds.
     """
-    old_values = [cast("bytes | None", pipe.hget(redis_keys.snapshot(change.kind), change.field)) for change in changes]
+    old_values = _held(pipe, changes)
     at, published_at_ms = stored.position, stored.next_ms(now_ms)
     pipe.multi()
-    for change, old_value in zip(changes, old_values, strict=True):
+    for change in changes:
         at = Position(epoch=at.epoch, generation=at.generation + 1)
         for sha256, content in change.published.blobs.items():
             pipe.set(redis_keys.blob(sha256), content)
         found, value = stored.hashes[change.kind], change.published.value
+        old_value = old_values[change.kind, change.field]
         if old_value is not None:
             found.remove(change.field, old_value)
         if value is None:
@@ -127,6 +128,16 @@ def append(pipe: Pipeline, stored: Stored, changes: Sequence[Change], signer: Sn
     _write_root(pipe, at, stored.hashes, changed, published_at_ms, signer)
     pipe.execute()
     return at
+
+
+def _held(pipe: Pipeline, changes: Sequence[Change]) -> dict[tuple[SnapshotKind, str], bytes | None]:
+    """What Redis has of the fields of these changes."""
+    held: dict[tuple[SnapshotKind, str], bytes | None] = {}
+    for kind in {change.kind for change in changes}:
+        fields = [change.field for change in changes if change.kind == kind]
+        values = cast("list[bytes | None]", pipe.hmget(redis_keys.snapshot(kind), fields))
+        held |= {(kind, field): value for field, value in zip(fields, values, strict=True)}
+    return held
 
 
 def stage(redis: Redis, kind: SnapshotKind, epoch: str, fields: Sequence[tuple[str, Published]], into: SetHash) -> None:

@@ -80,7 +80,7 @@ def _with_month(session: Session, tenants: Sequence[TenantView]) -> list[ListedT
     ids = [tenant.id for tenant in tenants]
     used = queries.month_uses(session, ids)
     costs = report.costs_of_tenants(session, ids, since=month_start(database_now(session)))
-    limited = spend_limits.limited_tenants(session)
+    own_limits = spend_limits.limits_of(session, ids)
     return [
         ListedTenant(
             **msgspec.structs.asdict(tenant),
@@ -88,11 +88,7 @@ def _with_month(session: Session, tenants: Sequence[TenantView]) -> list[ListedT
                 tokens=used[tenant.id].tokens,
                 charged_nanos=used[tenant.id].amount_nanos,
                 cost_nanos=costs[tenant.id],
-                limit_used_ppm=limit_used_ppm(
-                    tenant.limits,
-                    used[tenant.id],
-                    spend_limits.list_limits(session, tenant.id) if tenant.id in limited else (),
-                ),
+                limit_used_ppm=limit_used_ppm(tenant.limits, used[tenant.id], own_limits.get(tenant.id, ())),
             ),
         )
         for tenant in tenants

@@ -1,9 +1,9 @@
 """Creates and changes tenants, and computes their effective limits. Every change is published and audited."""
 
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 import msgspec
 from sqlmodel import Session, col, select
@@ -18,7 +18,7 @@ from billing.views import PriceView
 from control_plane.audit import service as audit
 from control_plane.plans import service as plans
 from control_plane.plans.schemas import PlanView
-from control_plane.publishing.outbox import publish_change, publish_changes
+from control_plane.publishing.outbox import publish_bulk, publish_change
 from control_plane.tenants import limit_overrides
 from control_plane.tenants.limit_overrides import OverrideTerms
 from control_plane.tenants.models import Tenant
@@ -28,6 +28,7 @@ from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
 
 Status = Literal["active", "suspended"]
+_READ_AT_ONCE: Final = 1000
 
 
 def create(session: Session, new: NewTenant, *, actor: str) -> TenantView:
@@ -103,7 +104,7 @@ def begin_assigned_plan(session: Session, tenant_id: str) -> None:
     if plan_id is not None and plan_id != tenant.plan_id:
         tenant.plan_id = plan_id
         session.add(tenant)
-    publish_change(session, "tenants", tenant.id)
+    publish_bulk(session, "tenants", [tenant.id])
 
 
 def close(session: Session, tenant_id: str) -> None:
@@ -163,61 +164,50 @@ def status(session: Session, tenant_id: str) -> Status:
 def publish_tenants_of_plan(session: Session, plan_id: str) -> list[str]:
     """Publish every tenant on this plan again, after the plan got a new version. Returns their ids."""
     tenant_ids = list(session.exec(select(Tenant.id).where(Tenant.plan_id == plan_id)))
-    publish_changes(session, "tenants", tenant_ids)
+    publish_bulk(session, "tenants", tenant_ids)
     return tenant_ids
 
 
-def grant(session: Session, tenant_id: str) -> TenantGrant | None:
-    """The published form of a tenant, for gateways. None for an unknown id."""
-    tenant = session.get(Tenant, tenant_id)
-    if tenant is None:
-        return None
-    plan = plans.get_plan(session, tenant.plan_id)
-    limits = _limits(tenant, plan, database_now(session))
-    limited = limits.spend_nanos_per_month is not None
-    charged = charged_before_month(session, [tenant_id]) if limited else {}
-    own = overrides.in_force(session, tenant_id)
-    return _grant(tenant, plan, limits, own, charged.get(tenant_id, 0), spending.read(session, tenant_id))
+def grants(session: Session, tenant_ids: Collection[str]) -> dict[str, TenantGrant]:
+    """The published form of these tenants, for gateways, by id. Unknown ids are left out."""
+    return _grants(session, session.exec(select(Tenant).where(col(Tenant.id).in_(tenant_ids))).all())
 
 
 def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
     """The published form of every tenant, including suspended ones, by id."""
-    grant_of = _granting(session)
-    for tenant in session.exec(select(Tenant).execution_options(yield_per=1000)):
-        yield tenant.id, grant_of(tenant)
+    for some in session.exec(select(Tenant).execution_options(yield_per=_READ_AT_ONCE)).partitions():
+        yield from _grants(session, some).items()
 
 
 def spend_limited_grants(session: Session) -> dict[str, TenantGrant]:
-    """The published form of the tenants with a spending limit, by id."""
-    grant_of = _granting(session)
-    return {
-        tenant.id: grant_of(tenant)
-        for tenant in session.exec(select(Tenant).where(col(Tenant.id).in_(_spend_limited(session))))
-    }
-
-
-def _granting(session: Session) -> Callable[[Tenant], TenantGrant]:
-    """The published form of many tenants, which reads at once what they share."""
+    """The published form of the tenants whose spending has a limit by their plan or of their own, by id."""
     plan_of, now = _plans_of(session), database_now(session)
-    limited = _spend_limited(session)
-    charged = charged_before_month(session, limited) if limited else {}
-    own, spend = overrides.all_in_force(session), spending.read_all(session)
-
-    def grant_of(tenant: Tenant) -> TenantGrant:
-        plan = plan_of(tenant.plan_id)
-        limits = _limits(tenant, plan, now)
-        return _grant(tenant, plan, limits, own.get(tenant.id), charged.get(tenant.id, 0), spend(tenant.id))
-
-    return grant_of
-
-
-def _spend_limited(session: Session) -> list[str]:
-    plan_of, now = _plans_of(session), database_now(session)
-    return [
-        tenant.id
+    limited = [
+        tenant
         for tenant in session.exec(select(Tenant))
         if _limits(tenant, plan_of(tenant.plan_id), now).spend_nanos_per_month is not None
     ]
+    return _grants(session, limited)
+
+
+def _grants(session: Session, tenants: Sequence[Tenant]) -> dict[str, TenantGrant]:
+    """The published form of many tenants, with a few queries for all of them."""
+    plan_of, now = _plans_of(session), database_now(session)
+    limits = {tenant.id: _limits(tenant, plan_of(tenant.plan_id), now) for tenant in tenants}
+    limited = [tenant_id for tenant_id, each in limits.items() if each.spend_nanos_per_month is not None]
+    charged = charged_before_month(session, limited) if limited else {}
+    own, spend = overrides.in_force(session, limits), spending.read(session, limits)
+    return {
+        tenant.id: _grant(
+            tenant,
+            plan_of(tenant.plan_id),
+            limits[tenant.id],
+            own.get(tenant.id),
+            charged.get(tenant.id, 0),
+            spend(tenant.id),
+        )
+        for tenant in tenants
+    }
 
 
 def _plans_of(session: Session) -> Callable[[str], PlanView]:

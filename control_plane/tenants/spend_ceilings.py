@@ -13,7 +13,7 @@ from redis import Redis
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from control_plane.publishing.outbox import publish_changes
+from control_plane.publishing.outbox import publish_bulk
 from control_plane.settings import WorkerSettings
 from control_plane.tenants import service
 from core import redis_keys
@@ -51,7 +51,7 @@ class SpendCeilings:
                 if value is not None and _spend(_DECODER.decode(value)) != _spend(grant)
             ]
             with unit_of_work(self._engine) as session:
-                publish_changes(session, "tenants", stale)
+                publish_bulk(session, "tenants", stale)
         self._month, self._counted_at = month, time.monotonic()
         return False
 

@@ -10,7 +10,7 @@ from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from control_plane.audit import service as audit
-from control_plane.publishing.outbox import publish_changes
+from control_plane.publishing.outbox import publish_bulk, publish_change
 from control_plane.registry.adapters import pin_history
 from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Revision
 from control_plane.tenants import service as tenants
@@ -51,13 +51,13 @@ def refresh(session: Session, adapter: Adapter) -> None:
         _republish(session, adapter)
 
 
-def refresh_tenants(session: Session, tenant_ids: Collection[str]) -> None:
+def refresh_tenants(session: Session, tenant_ids: Collection[str], *, bulk: bool = False) -> None:
     """Publish the pins of all pinned adapters of these tenants again, after a possible change of the plan's limit or of
-    the adapters that count against it.
+    the adapters that count against it. ``bulk`` lets other changes pass them.
     """
     theirs = select(Adapter).where(col(Adapter.tenant_id).in_(tenant_ids), col(Adapter.pinned))
     for adapter in session.exec(theirs.where(col(Adapter.deleted_at).is_(None))).all():
-        refresh(session, adapter)
+        _republish(session, adapter, bulk=bulk)
 
 
 def pin(session: Session, engine_name: str) -> Pin | None:
@@ -97,13 +97,17 @@ def all_pins(session: Session) -> Iterator[tuple[str, Pin]]:
                 yield from ((each.engine_name, each) for each in _pins_of(session, adapter))
 
 
-def _republish(session: Session, adapter: Adapter) -> None:
+def _republish(session: Session, adapter: Adapter, *, bulk: bool = False) -> None:
     """Publish every engine name that may be or may have been pinned; ``pin`` decides when the relay reads it. Note from
     when on which of them are in force, since tenants pay for that.
     """
     ready = select(Revision.digest).where(Revision.adapter_id == adapter.id, Revision.status == "ready")
     names = [f"{adapter.id}@{digest}" for digest in session.exec(ready.distinct())]
-    publish_changes(session, "pins", names)
+    if bulk:
+        publish_bulk(session, "pins", names)
+    else:
+        for name in names:
+            publish_change(session, "pins", name)
     pin_history.record(session, adapter, _pins_in_force(session, adapter))
 
 

@@ -10,7 +10,7 @@ from billing import ledger
 from billing.charges.adjustment_runner import AdjustmentRunner
 from billing.invoices.drafts import read_drafts
 from billing.ledger import AccountRef
-from billing.limits import spend_limits
+from billing.limits import spend_limits, spending
 from billing.metering import ActiveTenants
 from billing.prices import price_book
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
@@ -216,8 +216,9 @@ def test_the_limit_of_a_window_falls_to_the_adjusted_amount_for_the_tenant_only(
                 session, tenant_id=tenant, scope=scope, subject_id=subject_id, window=window,
                 amount_nanos=10_000_000_000,
             )  # fmt: skip
-        zone, limits = spend_limits.grants_of(session, tenant)
-    grant = TenantGrant(tenant_id=tenant, status="active", limits=AMPLE, zone=zone, spend_limits=limits)
+        found = spending.read(session, [tenant])(tenant)
+    limits = found.limits
+    grant = TenantGrant(tenant_id=tenant, status="active", limits=AMPLE, zone=found.zone, spend_limits=limits)
     stage.redis.hset(redis_keys.snapshot("tenants"), tenant, msgspec.json.encode(grant))
     quotas = [
         redis_keys.spend_window_quota(tenant, each.scope, each.subject_id, each.window, each.window_start_ms)

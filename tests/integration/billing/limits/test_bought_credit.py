@@ -39,7 +39,7 @@ def stopped(stage, wallet) -> str:
 
 def ceiling(stage, tenant_id: str) -> int | None:
     with unit_of_work(stage.engine) as session:
-        return ceilings.stored_ceiling(session, tenant_id)
+        return ceilings.stored_ceilings(session, [tenant_id]).get(tenant_id)
 
 
 def published(stage) -> list[str]:

@@ -38,7 +38,7 @@ def change(stage, tenant_id: str, **changes):
 
 def ceiling(stage, tenant_id: str) -> int | None:
     with unit_of_work(stage.engine) as session:
-        return ceilings.stored_ceiling(session, tenant_id)
+        return ceilings.stored_ceilings(session, [tenant_id]).get(tenant_id)
 
 
 def published(stage) -> list[str]:

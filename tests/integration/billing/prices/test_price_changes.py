@@ -69,4 +69,4 @@ def test_prices_of_a_tenant_end_although_the_clock_was_set_back(stage):
         ended = overrides.end(session, tenant_id=tenant)
     with unit_of_work(stage.engine) as session:
         assert overrides.list_overrides(session, tenant)[-1].id == ended.id
-        assert overrides.in_force(session, tenant) is None
+        assert overrides.in_force(session, [tenant]) == {}

@@ -262,8 +262,8 @@ def test_a_rebuild_is_never_seen_half_done(engine, redis, redis_settings):
         for number in range(3000):
             yield f"tn_{number}", published(KeyGrant(key_id=str(version["now"]), tenant_id="t", scopes=()))
 
-    nothing = Projection(one=lambda *_: published(None), every=lambda _: iter(()))
-    projections = dict.fromkeys(KINDS, nothing) | {"tenants": Projection(one=nothing.one, every=every)}
+    nothing = Projection(some=lambda *_: {}, every=lambda _: iter(()))
+    projections = dict.fromkeys(KINDS, nothing) | {"tenants": Projection(some=nothing.some, every=every)}
     relay = OutboxRelay(engine, redis, projections, SIGNER)
     relay.rebuild("asked")
     stop, torn = threading.Event(), []
