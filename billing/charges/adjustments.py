@@ -15,7 +15,7 @@ from billing import ledger
 from billing.charges.models import UsageAdjustment
 from billing.periods import Period
 from core import clock
-from core.db import database_now
+from core.db import among, database_now
 from core.ids import first_id_of_ms, new_id
 from core.spend_windows import WindowBounds
 
@@ -50,7 +50,7 @@ def usage_adjusted_in(session: Session, tenant_ids: Collection[str], made: Windo
     statement = (
         select(UsageAdjustment.tenant_id, total)
         .where(
-            col(UsageAdjustment.tenant_id).in_(tenant_ids),
+            among(col(UsageAdjustment.tenant_id), tenant_ids),
             # Ids are in the order of time, which makes this a range of the primary key.
             col(UsageAdjustment.id) >= first_id_of_ms("adj", low),
             col(UsageAdjustment.id) < first_id_of_ms("adj", high),

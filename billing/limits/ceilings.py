@@ -22,7 +22,7 @@ from billing.notifications import outbox, thresholds
 from billing.tax.profiles import read_parties
 from billing.tax.sources import own_taxes
 from billing.usage.models import UsageMonth
-from core.db import database_now
+from core.db import among, database_now
 
 _NANOS_MAX = (1 << 53) - 1  # the largest amount that the gateways' scripts represent exactly
 
@@ -138,7 +138,7 @@ def stored_ceilings(session: Session, tenant_ids: Collection[str]) -> dict[str, 
     """The ceilings of those of these tenants that have one, for publishing."""
     rows = session.exec(
         select(SpendCeiling.tenant_id, SpendCeiling.ceiling_nanos).where(
-            col(SpendCeiling.tenant_id).in_(tenant_ids), col(SpendCeiling.ceiling_nanos).is_not(None)
+            among(col(SpendCeiling.tenant_id), tenant_ids), col(SpendCeiling.ceiling_nanos).is_not(None)
         )
     )
     return {tenant_id: ceiling for tenant_id, ceiling in rows if ceiling is not None}

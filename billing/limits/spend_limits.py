@@ -17,7 +17,7 @@ from billing.limits.views import LimitScope, SpendLimitView
 from billing.subscriptions.billed_until import hold_subscriptions
 from billing.subscriptions.terms import calendars_of_all
 from billing.usage.sums import hour_of
-from core.db import database_now
+from core.db import among, database_now
 from core.errors import Conflict, NotFound
 from core.ids import new_id
 from core.spend_windows import SpendWindow, WindowBounds, window_at
@@ -104,7 +104,7 @@ def list_limits(session: Session, tenant_id: str) -> list[SpendLimitView]:
 
 def limits_of(session: Session, tenant_ids: Collection[str]) -> dict[str, list[SpendLimitView]]:
     """The limits of those of these tenants that have any, with a few queries for all of them."""
-    wanted = select(SpendLimit).where(col(SpendLimit.tenant_id).in_(tenant_ids)).order_by(col(SpendLimit.id))
+    wanted = select(SpendLimit).where(among(col(SpendLimit.tenant_id), tenant_ids)).order_by(col(SpendLimit.id))
     limits = session.exec(wanted).all()
     found: dict[str, list[SpendLimitView]] = {}
     for row, view in zip(limits, _views(session, limits), strict=True):

@@ -16,7 +16,7 @@ from billing.prices import price_book
 from billing.prices.card import PriceCard
 from billing.prices.models import PriceOverride, PriceVersion
 from billing.views import PriceView
-from core.db import database_now
+from core.db import among, database_now
 from core.errors import InvalidRequest, NotFound
 from core.ids import new_id
 
@@ -89,7 +89,7 @@ def in_force(session: Session, tenant_ids: Collection[str]) -> dict[str, PriceVi
         select(PriceOverride, PriceVersion)
         .join(PriceVersion, col(PriceVersion.id) == col(PriceOverride.price_version_id), isouter=True)
         .where(
-            col(PriceOverride.tenant_id).in_(tenant_ids),
+            among(col(PriceOverride.tenant_id), tenant_ids),
             col(PriceOverride.effective_from) <= now,
             col(PriceOverride.expires_at).is_(None) | (col(PriceOverride.expires_at) > now),
         )

@@ -13,7 +13,7 @@ from billing.locks import serialize_decision
 from billing.periods import EPOCH, YEAR_FIRST, YEAR_LAST
 from billing.subscriptions.calendar import BillingCalendar, CalendarFrom, CalendarHistory, Interval
 from billing.subscriptions.models import TenantCalendar
-from core.db import database_now
+from core.db import among, database_now
 from core.errors import InvalidRequest
 
 
@@ -31,7 +31,7 @@ def calendars_of(session: Session, tenant_id: str) -> CalendarHistory:
 
 def calendars_of_all(session: Session, tenant_ids: Collection[str]) -> Mapping[str, CalendarHistory]:
     """The calendars of these tenants. One that never changed its calendar is looked up, but not listed."""
-    return _histories(session, select(TenantCalendar).where(col(TenantCalendar.tenant_id).in_(tenant_ids)))
+    return _histories(session, select(TenantCalendar).where(among(col(TenantCalendar.tenant_id), tenant_ids)))
 
 
 def all_calendars(session: Session) -> Mapping[str, CalendarHistory]:

@@ -22,7 +22,7 @@ from billing.usage.sums import hour_of
 from billing.views import Bucket, GroupBy, Service, UsageBucket
 from core.contracts.replicas import Tier
 from core.contracts.usage import REST, Outcome
-from core.db import database_now
+from core.db import among, database_now
 from core.errors import InvalidRequest
 from core.spend_windows import window_at
 
@@ -86,7 +86,7 @@ def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[
     began = month_start(database_now(session))
     statement = (
         select(UsageMonth.tenant_id, _total(UsageMonth.amount_nanos))
-        .where(col(UsageMonth.tenant_id).in_(tenant_ids), col(UsageMonth.month) < began)
+        .where(among(col(UsageMonth.tenant_id), tenant_ids), col(UsageMonth.month) < began)
         .group_by(col(UsageMonth.tenant_id))
     )
     return dict.fromkeys(tenant_ids, 0) | dict(session.exec(statement).all())

@@ -3,12 +3,14 @@
 A row names a field of a snapshot, not its value. The relay reads the current value when it publishes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+import sqlalchemy as sa
 from sqlmodel import Session
 
 from control_plane.publishing import request_changes
 from control_plane.publishing.models import OutboxChange
+from core import clock
 from core.contracts.snapshots import SnapshotKind
 
 
@@ -19,12 +21,15 @@ def publish_change(session: Session, kind: SnapshotKind, field: str) -> OutboxCh
     return _add(session, OutboxChange(kind=kind, field=field))
 
 
-def publish_bulk(session: Session, kind: SnapshotKind, fields: Iterable[str]) -> None:
-    """Have many fields published after all single changes, also those that are made while these wait: a revoked key
-    does not wait for 10,000 new ceilings.
+def publish_bulk(session: Session, kind: SnapshotKind, fields: Sequence[str]) -> None:
+    """Have many fields published in their order after all single changes, also those that are made while these wait: a
+    revoked key does not wait for 10,000 new ceilings.
     """
-    for field in fields:
-        _add(session, OutboxChange(kind=kind, field=field, bulk=True))
+    if len(fields) > 1:
+        rows = [{"kind": kind, "field": field, "bulk": True, "created_at": clock.now()} for field in fields[:-1]]
+        session.execute(sa.insert(OutboxChange), rows)
+    for last in fields[-1:]:
+        _add(session, OutboxChange(kind=kind, field=last, bulk=True))
 
 
 def _add(session: Session, change: OutboxChange) -> OutboxChange:

@@ -24,7 +24,7 @@ from control_plane.tenants.limit_overrides import OverrideTerms
 from control_plane.tenants.models import Tenant
 from control_plane.tenants.schemas import NewTenant, TenantPatch, TenantStatus, TenantView
 from core.contracts.grants import Limits, TenantGrant
-from core.db import database_now
+from core.db import among, database_now
 from core.errors import Conflict, InvalidRequest, NotFound
 
 Status = Literal["active", "suspended"]
@@ -170,7 +170,7 @@ def publish_tenants_of_plan(session: Session, plan_id: str) -> list[str]:
 
 def grants(session: Session, tenant_ids: Collection[str]) -> dict[str, TenantGrant]:
     """The published form of these tenants, for gateways, by id. Unknown ids are left out."""
-    return _grants(session, session.exec(select(Tenant).where(col(Tenant.id).in_(tenant_ids))).all())
+    return _grants(session, session.exec(select(Tenant).where(among(col(Tenant.id), tenant_ids))).all())
 
 
 def all_grants(session: Session) -> Iterator[tuple[str, TenantGrant]]:
