@@ -15,7 +15,7 @@ from litestar.types import ASGIApp
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from billing.documents.pdf_maker import PdfMaker
-from control_plane import metrics
+from control_plane import dollars, metrics
 from control_plane.acknowledged_answers import AcknowledgedAnswers
 from control_plane.api_keys import service as api_keys
 from control_plane.api_keys.api import ApiKeys, TenantApiKeys
@@ -182,6 +182,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
     return Router(
         path="/api/v1/admin",
         guards=[admin_key(authenticator), refuse_unknown_parameters],
+        after_request=dollars.answered,
         route_handlers=[
             AdminTenants,
             AdminTenantTerms,
@@ -214,6 +215,7 @@ def _tenant(authenticator: Authenticator) -> Router:
     return Router(
         path="/api/v1",
         guards=[tenant_key(authenticator), refuse_unknown_parameters],
+        after_request=dollars.answered,
         route_handlers=[
             OwnTenant,
             OwnPlanOfTenant,

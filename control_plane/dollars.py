@@ -1,5 +1,5 @@
 """Dollars beside nanodollars and cents: requests may say ``base_fee_usd`` for ``base_fee_nanos``, ``amount_usd`` for
-``amount_cents``, and ``input_usd_per_million`` for ``input_nanos``; answers with prices say both.
+``amount_cents``, and ``input_usd_per_million`` for ``input_nanos``; answers say both.
 
 The names are made by rule from those of the wire types, and the values convert exactly, by ``core.money``.
 """
@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from litestar import MediaType, Response
 from msgspec import inspect
 
 from core.errors import InvalidRequest
@@ -59,32 +60,46 @@ def renamed(problem: InvalidRequest, body: bytes) -> InvalidRequest:
     return InvalidRequest(f"{param}: as {problem.message}", code="invalid_dollars", param=param)
 
 
+def answered(response: Response[Any]) -> Response[Any]:
+    """Litestar's hook after a handler: adds dollars to an answer in JSON. A stored answer is bytes."""
+    content = response.content
+    if isinstance(content, msgspec.Struct):
+        response.content = with_dollars(msgspec.to_builtins(content))
+    elif isinstance(content, bytes) and response.media_type == MediaType.JSON:
+        response.content = with_dollars(msgspec.json.decode(content))
+    return response
+
+
 def with_dollars(value: Any) -> Any:  # builtins, as JSON has them
-    """The value with dollars beside each price in nanodollars, as text."""
+    """The value with dollars beside each amount in nanodollars or cents, as text."""
     if isinstance(value, list | tuple):
         return [with_dollars(each) for each in value]
     if not isinstance(value, Mapping):
         return value
-    shown = {}
-    for field, given in value.items():
-        shown[field] = with_dollars(given)
-        if isinstance(given, int) and (alias := alias_of(field)) is not None:
-            shown[alias.name] = format_plain_usd(given * (NANOS_PER_DOLLAR // alias.units_per_dollar))
+    shown = {field: with_dollars(given) for field, given in value.items()}
+    for field, alias in _aliases(value):
+        if isinstance(given := value[field], list | int | None):
+            shown[alias.name] = _in_dollars(given, alias.units_per_dollar)
     return shown
 
 
-def describe(schemas: dict[str, Any]) -> None:  # of an OpenAPI document
-    """Add the names in dollars to the types of requests. One of both names is enough where a field is required."""
+def _in_dollars(given: list[int] | int | None, units_per_dollar: int) -> Any:
+    if isinstance(given, list):
+        return [_in_dollars(each, units_per_dollar) for each in given]
+    return None if given is None else format_plain_usd(given * (NANOS_PER_DOLLAR // units_per_dollar))
+
+
+def describe(schemas: dict[str, Any], *, of_requests: bool) -> None:  # of an OpenAPI document
+    """Add the names in dollars to types. In a request, one of both names is enough where a field is required."""
     for schema in schemas.values():
         properties = schema.get("properties", {})
-        for field in list(properties):
-            alias = alias_of(field)
-            if alias is None or alias.name in properties:
-                continue
-            amount = {"anyOf": [{"type": "string", "pattern": USD_PATTERN}, {"type": "number"}]}
+        for field, alias in list(_aliases(properties)):
+            amount: dict[str, Any] = {"type": "string"}
+            if of_requests:
+                amount = {"anyOf": [{"type": "string", "pattern": USD_PATTERN}, {"type": "number"}]}
             is_list = properties[field].get("type") == "array"
             properties[alias.name] = {"type": "array", "items": amount} if is_list else amount
-            if field in schema.get("required", ()):
+            if of_requests and field in schema.get("required", ()):
                 schema["required"].remove(field)
                 either = {"anyOf": [{"required": [field]}, {"required": [alias.name]}]}
                 schema.setdefault("allOf", []).append(either)

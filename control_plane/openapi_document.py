@@ -39,7 +39,8 @@ def completed(document: dict[str, Any], app: Litestar) -> dict[str, Any]:
     """The document of ``app`` as JSON, complete and with a description of each field. Changes it in place."""
     types = [*_body_types(app), Acknowledged]
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
-    dollars.describe(schemas)
+    dollars.describe(schemas, of_requests=True)
+    dollars.describe(document["components"]["schemas"], of_requests=False)
     document["components"]["schemas"] |= schemas
     for path, operations in document["paths"].items():
         for method, operation in operations.items():

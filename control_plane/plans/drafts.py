@@ -13,7 +13,6 @@ from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.plans import service
 from control_plane.plans.models import PlanDraft
-from control_plane.plans.price_views import shown
 from control_plane.plans.schemas import (
     DraftPublication,
     NewPlanDraft,
@@ -132,7 +131,7 @@ def _view(draft: PlanDraft) -> PlanDraftView:
         plan_id=draft.plan_id,
         base_version=draft.base_version,
         limits=Limits(**draft.limits),
-        prices=shown(msgspec.convert(draft.prices, PriceCard)),
+        prices=msgspec.convert(draft.prices, PriceCard),
         created_by=draft.created_by,
         created_at=draft.created_at,
         published_version_id=draft.published_version_id,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_type_hints
 import msgspec
 
 from billing.prices.card import PriceCard
-from control_plane.plans.price_views import PriceCardView
 from core.contracts.grants import Limits
 
 Rate = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)]
@@ -105,7 +104,7 @@ class PlanDraftView(msgspec.Struct, frozen=True, kw_only=True):
     plan_id: str
     base_version: int
     limits: Limits
-    prices: PriceCardView
+    prices: PriceCard
     created_by: str
     created_at: datetime
     published_version_id: str | None
@@ -139,7 +138,7 @@ class PlanVersionView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     number: int
     limits: Limits
-    prices: PriceCardView
+    prices: PriceCard
     effective_from: datetime
     created_at: datetime
     withdrawn_at: datetime | None
@@ -152,6 +151,6 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: int
     limits: Limits
-    prices: PriceCardView
+    prices: PriceCard
     price_version_id: str
     created_at: datetime

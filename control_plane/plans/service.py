@@ -21,7 +21,6 @@ from billing.views import SimulatedTenant
 from control_plane.audit import service as audit
 from control_plane.paging import Page, decode_cursor, encode_cursor, page_of
 from control_plane.plans.models import Plan, PlanVersion
-from control_plane.plans.price_views import shown
 from control_plane.plans.schemas import LimitsBody, NewPlan, NewPlanVersion, NewSimulation, PlanVersionView, PlanView
 from core.contracts.grants import Limits
 from core.db import database_now
@@ -293,7 +292,7 @@ def _version_view(version: PlanVersion, withdrawn_at: datetime | None = None) ->
         id=version.id,
         number=version.number,
         limits=Limits(**version.limits),
-        prices=shown(msgspec.convert(version.prices, PriceCard)),
+        prices=msgspec.convert(version.prices, PriceCard),
         effective_from=version.effective_from,
         created_at=version.created_at,
         withdrawn_at=withdrawn_at,
@@ -306,7 +305,7 @@ def _view(plan: Plan, version: PlanVersion) -> PlanView:
         name=plan.name,
         version=version.number,
         limits=Limits(**version.limits),
-        prices=shown(msgspec.convert(version.prices, PriceCard)),
+        prices=msgspec.convert(version.prices, PriceCard),
         price_version_id=version.price_version_id,
         created_at=plan.created_at,
     )

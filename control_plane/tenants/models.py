@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import CheckConstraint, DateTime, Text
+from sqlalchemy import CheckConstraint, DateTime, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlmodel import Field, SQLModel
 
@@ -24,5 +24,7 @@ class Tenant(SQLModel, table=True):
     plan_id: str = Field(foreign_key="plans.id", index=True, sa_type=Text)
     status: str = Field(default="active", sa_type=Text)
     limit_overrides: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)
-    limit_override_terms: dict[str, Any] = Field(default_factory=dict, sa_type=JSONB)
+    limit_override_terms: dict[str, Any] = Field(
+        default_factory=dict, sa_type=JSONB, sa_column_kwargs={"server_default": text("'{}'::jsonb")}
+    )
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))

@@ -8,9 +8,9 @@ import msgspec
 from sqlmodel import Session
 
 from billing.prices import price_book
+from billing.prices.card import PriceCard
 from billing.subscriptions import assignments
 from control_plane.plans import service as plans
-from control_plane.plans.price_views import PriceCardView, shown
 from control_plane.tenants import limit_overrides, service
 from core.contracts.grants import Limits
 from core.db import database_now
@@ -22,7 +22,7 @@ class ComingPlan(msgspec.Struct, frozen=True, kw_only=True):
     effective_from: datetime
     plan: str
     limits: Limits
-    prices: PriceCardView
+    prices: PriceCard
 
 
 class OwnPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class OwnPlan(msgspec.Struct, frozen=True, kw_only=True):
     plan: str
     limits: Limits
     own_limits: Sequence[str]
-    prices: PriceCardView
+    prices: PriceCard
     has_own_prices: bool
     changes: Sequence[ComingPlan]
 
@@ -57,7 +57,7 @@ def read(session: Session, tenant_id: str) -> OwnPlan:
             effective_from=at,
             plan=plan.name,
             limits=msgspec.structs.replace(plan.limits, **own_limits(at)),
-            prices=plan.prices if price is None else shown(price.card),
+            prices=plan.prices if price is None else price.card,
         )
         if not found or msgspec.structs.replace(coming, effective_from=found[-1].effective_from) != found[-1]:
             found.append(coming)

@@ -88,6 +88,23 @@ def test_both_names_may_say_the_same_and_nothing_else():
     assert refused.value.code == "invalid_dollars"
 
 
+@pytest.mark.parametrize(
+    ("answer", "dollars_in_it"),
+    [
+        ({"balance_nanos": -1_500_000_001}, {"balance_usd": "-1.500000001"}),
+        (
+            {"total_cents": 300, "alert_thresholds_nanos": [5, None]},
+            {"total_usd": "3", "alert_thresholds_usd": ["0.000000005", None]},
+        ),
+        ({"spend_nanos_per_month": None}, {"spend_usd_per_month": None}),
+        ({"amount_nanos": "7", "amount_usd": "of its own"}, {"amount_usd": "of its own"}),
+        ({"by_kind_nanos": {"fee_nanos": 10_000_000}}, {"by_kind_nanos": {"fee_nanos": 10_000_000, "fee_usd": "0.01"}}),
+    ],
+)
+def test_an_answer_has_dollars_beside_each_amount(answer, dollars_in_it):
+    assert dollars.with_dollars([answer]) == [answer | dollars_in_it]
+
+
 def test_what_is_no_amount_or_no_json_stays_for_the_decoder():
     assert dollars.converted(b'{"a_usd": ', PriceCard) == b'{"a_usd": '
     assert msgspec.json.decode(dollars.converted(b'{"spend_usd": 1}', LimitsBody)) == {"spend_usd": 1}
