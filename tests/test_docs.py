@@ -100,6 +100,12 @@ def test_every_regression_names_its_test_or_its_row_of_a_corpus():
         assert named or "::test_" in held, entry
 
 
+def test_every_promise_of_the_security_page_names_its_test():
+    rows = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if line.startswith("| ")][1:]
+    assert rows
+    assert [row for row in rows if "::test_" not in row.rstrip(" |").rpartition(" | ")[2]] == []
+
+
 def test_make_help_lists_every_target_the_readme_names():
     listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in set(re.findall(r"`make ([a-z]+)`", (ROOT / "README.md").read_text())):
