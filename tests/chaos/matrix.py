@@ -32,6 +32,11 @@ class Row:
     depends_on: tuple[str, ...] = ()
     own: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def shown_by(self) -> str:
+        """The function that injects the fault and checks the promise, by file and name."""
+        return f"{self.act.__module__.replace('.', '/')}.py::{self.act.__name__}"
+
 
 ROWS: Final = (
     Row("F1", "a replica killed before its first byte",

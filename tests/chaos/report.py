@@ -99,8 +99,10 @@ _ROWS = """
 After each of these rows, too, the run compares all tokens that the callers received with the ledger. They must agree to
 the token, except in rows that kill a gateway or a replica, or take its memory.
 
-| row | fault | promise | found |
-|---|---|---|---|
+The last column names the code that checks the promise. `make test` runs the rows with a plus, too.
+
+| row | fault | promise | found | shown by |
+|---|---|---|---|---|
 """
 _SETTINGS = """
 ## Settings of this run
@@ -175,7 +177,11 @@ def markdown(
         lines += _broken(killed)
     if rows:
         lines.append(_ROWS)
-        lines += [f"| {one.row.id} | {one.row.fault} | {one.row.promise} | {one.found} |\n" for one in rows]
+        lines += [
+            f"| {one.row.id} | {one.row.fault} | {one.row.promise} | {one.found} | `{one.row.shown_by}`"
+            f"{' +' if one.row.short else ''} |\n"
+            for one in rows
+        ]
     lines += [_SETTINGS, *settings_table.table()]
     found = "".join(f"\n- {one}" for one in closing.problems) or "All agree, and nothing is held."
     lines.append(_CLOSING.format(tenants=closing.tenants, records=closing.records, found=found))
