@@ -37,6 +37,10 @@ class Paths(NamedTuple):
 OPENAI_PATHS: Final = Paths()
 
 
+_GREEDY: Final = 1e-5
+"""Below this temperature an engine takes the likeliest token, and makes one answer only."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Call:
     """A caller's parsed request. ``fields`` are forwarded unchanged; the gateway decides the rest. ``session`` is the
@@ -124,6 +128,8 @@ def check_combinations(call: Call, options: dict[str, bool], limits: BodyLimits)
         raise _without_content(call)
     if call.prompts is not None and len(call.prompts) * call.n > SEQUENCES_MAX:
         raise invalid("prompt", f"at most {SEQUENCES_MAX // call.n} strings with `n` {call.n}")
+    if call.n > 1 and call.fields.get("temperature", 1) < _GREEDY:
+        raise invalid("n", "1 where `temperature` is 0, since all answers would be the same")
     if any(options.values()) and not call.stream:
         raise invalid("stream_options", "absent unless `stream` is true")
     if call.fields.get("top_logprobs") and not call.fields.get("logprobs"):

@@ -208,6 +208,7 @@ BAD_BODIES = [
         _field("logprobs", 1),
         _chat("top_logprobs 20", "invalid_value", "top_logprobs", logprobs=True, top_logprobs=20),
         _chat("top_logprobs -1", "invalid_value", "top_logprobs", logprobs=True, top_logprobs=-1),
+        _chat("several answers without a choice", "invalid_value", "n", n=2, temperature=0),
         _chat("top_logprobs alone", "invalid_value", "top_logprobs", top_logprobs=2),
         _field("prompt_logprobs", 1, "unsupported_parameter"),
         _text("logprobs 20", "invalid_value", "logprobs", logprobs=20),
