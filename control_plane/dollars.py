@@ -34,7 +34,7 @@ def alias_of(field: str) -> DollarName | None:
         return DollarName(field.replace("_nanos", "_usd_per_million"), NANOS_PER_DOLLAR // _MILLION)
     if "_nanos" in field:
         return DollarName(field.replace("_nanos", "_usd"), NANOS_PER_DOLLAR)
-    if field.endswith("_cents"):
+    if "_cents" in field:
         return DollarName(field.replace("_cents", "_usd"), NANOS_PER_DOLLAR // NANOS_PER_CENT)
     return None
 
@@ -94,7 +94,7 @@ def describe(schemas: dict[str, Any], *, of_requests: bool) -> None:  # of an Op
     for schema in schemas.values():
         properties = schema.get("properties", {})
         for field, alias in list(_aliases(properties)):
-            amount: dict[str, Any] = {"type": "string"}
+            amount: dict[str, Any] = {"type": ["string", "null"]}
             if of_requests:
                 amount = {"anyOf": [{"type": "string", "pattern": USD_PATTERN}, {"type": "number"}]}
             is_list = properties[field].get("type") == "array"

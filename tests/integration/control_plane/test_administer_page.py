@@ -12,13 +12,14 @@ def test_every_call_of_the_page_does_what_it_says(api, redis):
         "TENANT": tenant.id, "REPLICA": replica.id,
     }  # fmt: skip
     answers = {command: how_to.send(command, variables) for command in how_to.commands("administer.md")}
-    assert len(answers) == 13
+    assert len(answers) == 14
     refused = {command: answer for command, answer in answers.items() if answer.status not in (200, 202)}
     assert refused == {}
     found = {command.split("/api/v1/")[1].split('"')[0]: answer.body for command, answer in answers.items()}
     for page in ("admin/tenants?search=acme", "admin/tenants?sort=cost&limit=10"):
         assert [each["id"] for each in found[page]["data"]] == [tenant.id]
     assert [key["id"] for key in found["admin/tenants/$TENANT/api-keys"]["data"]] == [tenant.key_id]
+    assert found["admin/tenants/$TENANT"]["limits"]["requests_per_minute"] == 6000
     assert {row["actor"] for row in found["audit-events?limit=20"]["data"]} == {"admin"}
     drained = {each["id"]: each["drain_requested"] for each in found["admin/replicas"]["data"]}
     assert drained == {kept.id: False, replica.id: True}

@@ -50,6 +50,8 @@ NOT_IN_A_SCHEMA = {
     ("POST", "/api/v1/admin/usage/{request_id}/amend"),  # quantities that must differ, and cached ones are a part
     ("POST", "/api/v1/adapters/{name}/revisions"),  # the report on the announced files
     ("PUT", "/api/v1/adapters/{name}/aliases/{alias}"),  # one of two fields, and revisions by their ids
+    ("PATCH", "/api/v1/admin/tenants/{tenant_id}", "limits"),  # missing beside its reason or end
+    ("PATCH", "/api/v1/admin/tenants/{tenant_id}", "limits_expire_at"),
     ("PUT", "/api/v1/admin/tenants/{tenant_id}/billing-profile", "exempt_until"),
     ("POST", "/api/v1/admin/billing/tax-rates", "effective_from"),
     ("POST", "/api/v1/admin/billing/close", "until"),

@@ -8,6 +8,7 @@ import pytest
 from billing.invoices.closing import close_tenant
 from billing.limits.spending_runner import SpendingRunner
 from billing.metering import ActiveTenants
+from control_plane.dollars import with_dollars
 from control_plane.limits.changed_ceilings import ChangedCeilings
 from core import redis_keys
 from core.contracts.grants import TenantGrant
@@ -103,7 +104,7 @@ def test_auto_top_up_is_off_until_it_is_asked_for_and_credit_does_not_turn_it_on
     spending = f"{path_of(tenant)}/spending"
     assert shared_api.admin.get(spending).json()["auto_top_up"] is None
     wanted = {"amount_cents": 2_500, "floor_nanos": 5 * DOLLAR, "month_cents_max": 10_000}
-    assert shared_api.admin.patch(spending, json={"auto_top_up": wanted}).json()["auto_top_up"] == wanted
+    assert shared_api.admin.patch(spending, json={"auto_top_up": wanted}).json()["auto_top_up"] == with_dollars(wanted)
     assert shared_api.admin.patch(spending, json={"auto_top_up": None}).json()["auto_top_up"] is None
     shared_api.admin.post(f"{path_of(tenant)}/credits", json={"kind": "paid", "amount_nanos": 5 * DOLLAR})
     assert shared_api.admin.get(spending).json()["auto_top_up"] is None

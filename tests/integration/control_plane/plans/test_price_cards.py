@@ -120,7 +120,7 @@ def test_a_batch_factor_comes_back_from_a_draft_a_version_and_an_override_and_re
     of_tenant = f"/api/v1/admin/tenants/{tenant.id}/price-overrides"
     override = api.admin.post(of_tenant, json={"prices": quarter}).raise_for_status().json()
     (shown,) = api.admin.get(of_tenant).json()["data"]
-    assert override["prices"] == shown["prices"] == quarter
+    assert override["prices"] == shown["prices"] == with_dollars(quarter)
     drain(relay)
     assert grant(redis, tenant).flex_prices.output_nanos == PRICES["output_nanos"] // 4
     api.admin.post(of_tenant, json={"prices": PRICES}).raise_for_status()
@@ -176,7 +176,8 @@ def test_an_admin_sees_what_other_prices_would_cost(api):
     wanted = {"prices": PRICES, "start": "2026-01-01T00:00:00Z", "end": "2026-02-01T00:00:00Z"}
     answer = api.admin.post(f"/api/v1/admin/plans/{plan['id']}/simulations", json=wanted)
     assert answer.status_code == 200, answer.text
-    assert answer.json()["data"] == [{"tenant_id": tenant.id, "amount_nanos": 0, "simulated_nanos": 0, "lines": []}]
+    nothing = {"tenant_id": tenant.id, "amount_nanos": 0, "simulated_nanos": 0, "lines": []}
+    assert answer.json()["data"] == [with_dollars(nothing)]
     for change, param in (({"end": wanted["start"]}, "end"), ({"prices": {"input_nanos": 1}}, "prices")):
         refused = api.admin.post(f"/api/v1/admin/plans/{plan['id']}/simulations", json=wanted | change)
         assert refused.status_code == 400
