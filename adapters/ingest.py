@@ -21,9 +21,9 @@ from adapters.sandbox.child import REVISION_FOLDER, UPLOAD_FOLDER, ValidationReq
 from adapters.sandbox.parent import validate_confined
 from adapters.sandbox.work_folder import work_folder
 from adapters.settings import UploadSettings
+from adapters.validation.bounds import UploadLimits
 from adapters.validation.file_rules import REQUIRED_FILES, check_names
 from adapters.validation.manifest_rules import find_impossible
-from adapters.validation.validate import UploadLimits
 
 _log = structlog.get_logger()
 _UNTRUSTED: Final = "the files could not be normalized; save the adapter with a current PEFT and upload it again"

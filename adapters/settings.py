@@ -6,8 +6,7 @@ from typing import Final
 from pydantic import Field
 
 from adapters.safetensors_header import HeaderBounds
-from adapters.validation.validate import PlatformBounds
-from adapters.validation.weight_rules import WeightBounds
+from adapters.validation.bounds import PlatformBounds, WeightBounds
 from core.settings import Fragment
 
 _MIB: Final = 1024 * 1024

@@ -9,24 +9,27 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from billing import quota_rebuild, worker
-from billing.costs import cost_functions
-from billing.costs.hours import allocate_due
-from billing.costs.settings import CostSettings
-from billing.costs.step_model import described
-from billing.invoices import verification
-from billing.notifications import reseal
-from billing.notifications.settings import NotificationSettings
-from billing.notifications.signing_secrets import SecretBox
-from billing.reconciliation import runs
-from billing.reconciliation.engine_usage import store_reports
-from billing.settings import BillingSettings
-from billing.stream import UsageStream
-from core import db
-from core.audit_rows import record_operator_action
-from core.errors import AppError
-from core.settings import InvalidSettings, PostgresSettings, RedisSettings, exit_on_invalid_settings
-from core.unreachable_stores import named_when_unreachable
+from core.quick_imports import quick_imports
+
+with quick_imports():
+    from billing import quota_rebuild, worker
+    from billing.costs import cost_functions
+    from billing.costs.hours import allocate_due
+    from billing.costs.settings import CostSettings
+    from billing.costs.step_model import described
+    from billing.invoices import verification
+    from billing.notifications import reseal
+    from billing.notifications.settings import NotificationSettings
+    from billing.notifications.signing_secrets import SecretBox
+    from billing.reconciliation import runs
+    from billing.reconciliation.engine_usage import store_reports
+    from billing.settings import BillingSettings
+    from billing.stream import UsageStream
+    from core import db
+    from core.audit_rows import record_operator_action
+    from core.errors import AppError, InvalidSettings
+    from core.settings import PostgresSettings, RedisSettings, exit_on_invalid_settings
+    from core.unreachable_stores import named_when_unreachable
 
 _Run = Callable[[argparse.Namespace], None]
 

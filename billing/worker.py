@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import redis as redis_client
 import sqlalchemy as sa
@@ -31,7 +31,6 @@ from billing.limits.spending_runner import SpendingRunner
 from billing.metering import OUTAGES, Meter
 from billing.notifications import delivery
 from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
-from billing.payments.background import payments_of
 from billing.payments.settings import PaymentSettings
 from billing.quota_drift import QuotaDrift
 from billing.quota_repair import QuotaRepair
@@ -47,6 +46,9 @@ from billing.usage.partitions import add_partitions
 from core import db, telemetry
 from core.settings import PostgresSettings, RedisSettings, TelemetrySettings, check_settings
 from core.struct_types import complete_struct_types
+
+if TYPE_CHECKING:
+    from billing.payments.background import Payments
 
 WORKER_PARTS: Final = (
     BillingSettings, CostSettings, ResourceSettings, StripeSettings, PaymentSettings, NotificationSettings,
@@ -200,7 +202,7 @@ def run() -> None:
             tenants_max=settings.billing_quota_drift_tenants_max,
             price_age_max=price_age_max,
         )
-        payments = payments_of(PostgresSettings(), StripeSettings())
+        payments = _payments(StripeSettings())
         jobs = JobThreads([*_jobs(engine, redis, meter, quotas, drift, settings), *(payments.jobs if payments else [])])
         jobs.start()
         notifications = delivery.build_runner(PostgresSettings())
@@ -215,6 +217,16 @@ def run() -> None:
                 payments.runner.stop(_PAYMENTS_STOP_S)
         jobs.stop(timeout_s=_JOBS_STOP_S)
     engine.dispose()
+
+
+def _payments(stripe: StripeSettings) -> "Payments | None":
+    """What collects payments; None without a key of Stripe's."""
+    if stripe.stripe_api_key is None:
+        _log.info("no key of stripe: nothing is collected")
+        return None
+    from billing.payments.background import payments_of  # late: Stripe's SDK
+
+    return payments_of(PostgresSettings(), stripe)
 
 
 def _jobs(

@@ -9,6 +9,7 @@ from typing import Any
 
 from core import redis_acl, telemetry
 from core.errors import AppError
+from core.quick_imports import quick_imports
 from core.settings import (
     KeySettings,
     PostgresSettings,
@@ -21,16 +22,18 @@ _Run = Callable[[argparse.Namespace], int]
 
 
 def _web(_: argparse.Namespace) -> int:
-    from control_plane.app import serve
-    from control_plane.settings import ControlSettings
+    with quick_imports():
+        from control_plane.app import serve
+        from control_plane.settings import ControlSettings
 
     serve(ControlSettings())
     return 0
 
 
 def _worker(_: argparse.Namespace) -> int:
-    from control_plane import worker
-    from control_plane.settings import ControlSettings
+    with quick_imports():
+        from control_plane import worker
+        from control_plane.settings import ControlSettings
 
     return worker.run(ControlSettings())
 

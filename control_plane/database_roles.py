@@ -6,9 +6,10 @@ the triggers that forbid it either. A process whose role does not exist connects
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Engine, text
+if TYPE_CHECKING:
+    from sqlalchemy import Engine  # `tenora` needs only the roles' names
 
 WEB: Final = "tenora_web"
 WORKER: Final = "tenora_worker"
@@ -128,13 +129,13 @@ _VIEWS: Final = {
 }
 
 
-def grant_privileges(engine: Engine) -> list[str]:
+def grant_privileges(engine: "Engine") -> list[str]:
     """Grant each existing role exactly its privileges, in one transaction. Returns the roles that do not exist.
 
     ``engine`` connects as the owner of the tables.
     """
     with engine.begin() as connection:
-        found = set(connection.execute(text("SELECT rolname FROM pg_roles")).scalars())
+        found = set(connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars())
         for role in found.intersection(ROLES):
             for statement in _statements(role):
                 connection.exec_driver_sql(statement)

@@ -1,5 +1,7 @@
 """One-time operations of an operator: migrate the database, prepare the bucket, create, list and revoke admin keys,
 name base models, and rebuild the published snapshot.
+
+Each operation imports the rooms and libraries that no other one needs: a command should answer at once.
 """
 
 import os
@@ -8,29 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from alembic import command
-from alembic.config import Config
 from sqlmodel import Session
 
-from adapters.object_store.s3 import Bucket
 from control_plane import database_roles
-from control_plane.api_keys import service as api_keys
-from control_plane.api_keys.schemas import ApiKeyView
-from control_plane.audit import archive as audit_archive
-from control_plane.audit import service as audit
-from control_plane.dependencies import open_redis
-from control_plane.projections import projections
-from control_plane.publishing.outbox_relay import OutboxRelay
-from control_plane.publishing.snapshot_store import Position
-from control_plane.registry import base_models
-from control_plane.registry.schemas import BaseModelView
-from control_plane.settings import ControlSettings
 from core import db
 from core.api_keys import is_well_formed, mint_key
 from core.errors import Unprocessable
 from core.settings import KeySettings, PostgresSettings
+
+if TYPE_CHECKING:
+    from control_plane.api_keys.schemas import ApiKeyView
+    from control_plane.publishing.snapshot_store import Position
+    from control_plane.registry.schemas import BaseModelView
+    from control_plane.settings import ControlSettings
 
 _OPERATOR: Final = "operator"  # the actor in the audit trail of a command
 _BASE_MODELS_MAX: Final = 1000
@@ -41,6 +35,9 @@ def migrate(settings: PostgresSettings, folder: Path | None = None) -> list[str]
     that do not exist. ``folder`` is the repository's ``migrations`` folder. Raises Unprocessable where there are no
     migrations.
     """
+    from alembic import command
+    from alembic.config import Config
+
     folder = folder or Path(__file__).resolve().parent.parent / "migrations"
     file = folder / "alembic.ini"
     if not file.exists():
@@ -64,6 +61,8 @@ def bootstrap(postgres: PostgresSettings, keys: KeySettings, key_file: Path) -> 
 
     The file is written before the row, so a crash between the two loses nothing: the next run stores the row.
     """
+    from control_plane.api_keys import service as api_keys
+
     made = "kept"
     if key_file.exists():
         secret = key_file.read_text().strip()
@@ -80,6 +79,8 @@ def bootstrap(postgres: PostgresSettings, keys: KeySettings, key_file: Path) -> 
 
 def create_admin_key(postgres: PostgresSettings, keys: KeySettings, name: str, key_file: Path) -> None:
     """Write a new admin key to ``key_file``, which must not exist, and store its row. Raises Unprocessable."""
+    from control_plane.api_keys import service as api_keys
+
     secret = mint_key("admin")
     try:
         _write_private(key_file, secret)
@@ -90,26 +91,34 @@ def create_admin_key(postgres: PostgresSettings, keys: KeySettings, name: str, k
         api_keys.store_admin_key(session, secret, pepper, name=name, actor=_OPERATOR)
 
 
-def list_admin_keys(postgres: PostgresSettings) -> list[ApiKeyView]:
+def list_admin_keys(postgres: PostgresSettings) -> "list[ApiKeyView]":
     """All admin keys, including revoked ones, oldest first."""
+    from control_plane.api_keys import service as api_keys
+
     with _database(postgres) as session:
         return api_keys.list_admin_keys(session)
 
 
 def revoke_admin_key(postgres: PostgresSettings, key_id: str) -> None:
     """Revoke an admin key. Raises NotFound, and Conflict for the last one."""
+    from control_plane.api_keys import service as api_keys
+
     with _database(postgres) as session:
         api_keys.revoke_admin_key(session, key_id, actor=_OPERATOR)
 
 
-def list_base_models(postgres: PostgresSettings) -> list[BaseModelView]:
+def list_base_models(postgres: PostgresSettings) -> "list[BaseModelView]":
     """All base models."""
+    from control_plane.registry import base_models
+
     with _database(postgres) as session:
         return list(base_models.list_base_models(session, cursor=None, limit=_BASE_MODELS_MAX).data)
 
 
-def set_base_model_names(postgres: PostgresSettings, base_model: str, names: list[str]) -> BaseModelView:
+def set_base_model_names(postgres: PostgresSettings, base_model: str, names: list[str]) -> "BaseModelView":
     """Replace the further names of a base model. Raises NotFound, InvalidRequest or Conflict."""
+    from control_plane.registry import base_models
+
     with _database(postgres) as session:
         return base_models.set_names(session, base_model, names, actor=_OPERATOR)
 
@@ -118,6 +127,8 @@ def archive_audit(postgres: PostgresSettings, before: datetime, path: Path) -> i
     """Move rows of the audit trail older than ``before`` to the new file ``path``. Returns their number. Raises
     Unprocessable for an existing file.
     """
+    from control_plane.audit import archive as audit_archive
+
     try:
         with _database(postgres) as session:
             return audit_archive.archive(session, before=before, path=path, actor=_OPERATOR)
@@ -125,17 +136,24 @@ def archive_audit(postgres: PostgresSettings, before: datetime, path: Path) -> i
         raise Unprocessable(f"{path} exists. Name a new file with --to.") from error
 
 
-def prepare_bucket(settings: ControlSettings) -> str:
+def prepare_bucket(settings: "ControlSettings") -> str:
     """Create the bucket if it is missing and set its CORS rules; returns a summary. This is a separate command because
     it needs more rights than the processes that use the bucket.
     """
+    from adapters.object_store.s3 import Bucket
+
     bucket, origins = Bucket(settings.s3, settings.store), settings.cors.control_cors_origins
     bucket.ensure(cors_origins=origins)
     return f"bucket {bucket.name} is there" + (f", open to {', '.join(origins)}" if origins else "")
 
 
-def publish(settings: ControlSettings) -> Position:
+def publish(settings: "ControlSettings") -> "Position":
     """Rebuild the snapshot in Redis from Postgres, in one step for gateways; returns its new position."""
+    from control_plane.audit import service as audit
+    from control_plane.dependencies import open_redis
+    from control_plane.projections import projections
+    from control_plane.publishing.outbox_relay import OutboxRelay
+
     signer = settings.signing.signer()
     engine = db.connect(settings.postgres)
     redis = open_redis(settings.redis.redis_url)

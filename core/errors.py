@@ -15,6 +15,8 @@ says what was wrong, where, and what to do. How it looks on the wire is the edge
      ├─ HeadersTooLarge     431   request line and headers above their limit
      ├─ BadGateway          502   a replica answered nonsense or went away
      └─ Unavailable         503   no capacity or a dependency is down; try again after ``retry_after_s``
+
+``InvalidSettings`` stands beside it: no request meets it, since it ends a program at its start.
 """
 
 from typing import ClassVar
@@ -132,3 +134,11 @@ class Unavailable(AppError):
 
     status = 503
     default_code = "unavailable"
+
+
+class InvalidSettings(ValueError):
+    """Settings that are missing or invalid: one line each, with the variable, what is wrong and what it is for."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems

@@ -15,6 +15,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from core.errors import InvalidSettings
+
 _INVALID_EXIT: Final = 2  # as for a wrong argument
 _UNIT_MS: Final = {"ms": 1, "s": 1000}
 _ORIGIN: Final = re.compile(r"https?://([a-z0-9.\-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
@@ -35,14 +37,6 @@ Origins = Annotated[
     tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_exact), Field(default=(), max_length=32)
 ]
 """Origins of pages in browsers, such as https://console.example.com; separated by commas in the environment."""
-
-
-class InvalidSettings(ValueError):
-    """Settings that are missing or invalid: one line each, with the variable, what is wrong and what it is for."""
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
 
 
 class Fragment(BaseSettings):

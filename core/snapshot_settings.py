@@ -2,7 +2,8 @@
 
 from pydantic import Field, SecretStr, field_validator
 
-from core.settings import Fragment, InvalidSettings
+from core.errors import InvalidSettings
+from core.settings import Fragment
 from core.snapshot_signing import SnapshotSigner, SnapshotVerifier
 
 

@@ -5,9 +5,12 @@ import sys
 
 import click
 
-from core import telemetry
-from core.settings import check_settings, exit_on_invalid_settings
-from core.struct_types import complete_struct_types
+from core.quick_imports import quick_imports
+
+with quick_imports():
+    from core import telemetry
+    from core.settings import check_settings, exit_on_invalid_settings
+    from core.struct_types import complete_struct_types
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,8 +25,9 @@ def main() -> None:
 def gateway(workers: int) -> None:
     """Serve the OpenAI-compatible API."""
     # Imported here: a replica's process must not load the gateway, nor the reverse.
-    from data_plane.gateway.server import serve
-    from data_plane.gateway.settings import GatewaySettings
+    with quick_imports():
+        from data_plane.gateway.server import serve
+        from data_plane.gateway.settings import GatewaySettings
 
     serve(GatewaySettings(), workers=workers)
 
@@ -31,8 +35,9 @@ def gateway(workers: int) -> None:
 @main.command()
 def replica() -> None:
     """Run one vLLM engine with its agent, until SIGTERM."""
-    from data_plane.engine.agent.run import run_replica
-    from data_plane.engine.settings import REPLICA_PARTS, ReplicaSettings
+    with quick_imports():
+        from data_plane.engine.agent.run import run_replica
+        from data_plane.engine.settings import REPLICA_PARTS, ReplicaSettings
 
     check_settings(*REPLICA_PARTS)  # the engine, a child process, reads some of them
     settings = ReplicaSettings()

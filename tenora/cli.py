@@ -1,28 +1,21 @@
-"""The `tenora` command: the whole platform on one machine."""
+"""The `tenora` command: the whole platform on one machine.
 
-import contextlib
-import json
+This is the list of its commands. What each does is imported when it runs, so that none waits for the others' libraries.
+"""
+
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
-from rich.console import Console
 
 from tenora.base_models.command import base_models
-from tenora.command_line import CommandLine, json_option, show, wants_json
-from tenora.settings import StackSettings
-from tenora.stack import daemon
-from tenora.stack.log_files import read_logs
-from tenora.stack.status import payments_line, read_status, replica_lines
-from tenora.stack.up_down import programs_table, start_stack, stop_stack
+from tenora.command_line import CommandLine, json_option, show
 
 if TYPE_CHECKING:
     from tenora.control_client import ControlPlaneClient
 
-console = Console(stderr=True)
 _Access = tuple[str | None, str | None]  # API key, address of the control plane
 _KEY_HELP: Final = "The tenant's API key. Prefer the TENORA_API_KEY variable: it stays out of the process list."
 
@@ -42,30 +35,18 @@ def main() -> None:
 @json_option
 def up(*, detach: bool) -> None:
     """Start everything and run until Ctrl-C, or in the background with --detach."""
-    settings = StackSettings()
-    start_stack(settings)
-    status = read_status(settings)
-    show(status, lambda: _print_addresses(console, settings, status))
-    if detach:
-        return
-    console.print("running; Ctrl-C stops everything")
-    try:
-        while daemon.is_up(settings):
-            time.sleep(0.5)
-    except KeyboardInterrupt:
-        stop_stack(settings)
+    from tenora.stack import command
+
+    command.up(detach=detach)
 
 
 @main.command()
 @json_option
 def down() -> None:
     """Stop every process. The state stays."""
-    settings = StackSettings()
-    runs = daemon.is_up(settings)
-    if runs:
-        stop_stack(settings)
-    answer = {"stopped": runs, "home": str(settings.root)}
-    show(answer, lambda: None if runs else console.print(_nothing_runs(settings), soft_wrap=True))
+    from tenora.stack import command
+
+    command.down()
 
 
 @main.command()
@@ -73,21 +54,18 @@ def down() -> None:
 @click.option("--secrets", is_flag=True, help="With --json: add the admin key and the passwords of Postgres and Redis.")
 def status(*, secrets: bool) -> None:
     """Show every program. Exits 0 only when everything is ready."""
-    settings = StackSettings()
-    now = read_status(settings, secrets=secrets)
-    show(now, lambda: _print_status(settings, now))
-    sys.exit(0 if now["ready"] else 1)
+    from tenora.stack import command
+
+    sys.exit(0 if command.status(secrets=secrets) else 1)
 
 
 @main.command()
 @json_option
 def admin_key() -> None:
     """Print the admin key of the platform under TENORA_HOME."""
-    settings = StackSettings()
-    key = read_status(settings, secrets=True).get("admin_key")
-    if key is None:
-        raise click.ClickException(_nothing_runs(settings))
-    show({"admin_key": key}, lambda: print(key))
+    from tenora.stack import command
+
+    command.admin_key()
 
 
 @main.command(short_help="Print the end of one program's log, or of all.")
@@ -99,19 +77,9 @@ def admin_key() -> None:
 @json_option
 def logs(program: str | None, *, lines: int, follow: bool) -> None:
     """Print the end of the log of PROGRAM; without it, of all programs, with the program's name before each line."""
-    folder = StackSettings().root / "logs"
-    known = sorted(path.stem for path in folder.glob("*.log"))
-    if not known:
-        raise click.ClickException(f"no logs under {folder}: the platform was never started there")
-    if program is not None and program not in known:
-        raise click.ClickException(f"no log named {program!r}; choose one of: {', '.join(known)}")
-    width = max(map(len, known))
-    with contextlib.suppress(KeyboardInterrupt):
-        for name, line in read_logs(folder, program, last=lines, follow=follow):
-            if wants_json():
-                print(json.dumps({"program": name, "line": line}), flush=follow)
-            else:
-                print(line if program else f"{name:{width}} | {line}", flush=follow)
+    from tenora.stack import command
+
+    command.logs(program, last=lines, follow=follow)
 
 
 @main.command(short_help="Upload a PEFT adapter and wait until it is ready.")
@@ -141,11 +109,14 @@ def upload(
 
     The same command resumes an interrupted upload. Only adapter_config.json and adapter_model.safetensors are sent.
     """
-    from tenora.upload.command import run_upload  # httpx would slow every other command down
+    from rich.console import Console
+
+    from tenora.stack.command import control_url as url_of_this_machine
+    from tenora.upload.command import run_upload
 
     if not key:
         raise click.ClickException("no API key; set TENORA_API_KEY to one with the scope adapters:write")
-    url = control_url or _control_url()
+    url = control_url or url_of_this_machine()
     try:
         ready = run_upload(
             folder, adapter=adapter, base_model=base_model, promote=promote, url=url, key=key, timeout_s=timeout_s,
@@ -172,7 +143,7 @@ def list_adapters(access: _Access) -> None:
     """List all adapters: the newest ready revision of each, and the one that its name serves."""
     from tenora.adapters import command
 
-    _with_client(access, lambda client: command.list_adapters(client, Console()))
+    _with_client(access, command.list_adapters)
 
 
 @adapters.command("show")
@@ -183,7 +154,7 @@ def show_adapter(access: _Access, name: str) -> None:
     """Show one adapter with its aliases and revisions, and why revisions were rejected."""
     from tenora.adapters import command
 
-    _with_client(access, lambda client: command.show_adapter(client, name, Console()))
+    _with_client(access, lambda client: command.show_adapter(client, name))
 
 
 @adapters.command("delete")
@@ -198,7 +169,7 @@ def delete_adapter(access: _Access, name: str, *, yes: bool) -> None:
     def delete(client: "ControlPlaneClient") -> None:
         if not yes:
             click.confirm(f"Delete {name} with all its revisions?", abort=True)
-        command.delete_adapter(client, name, console)
+        command.delete_adapter(client, name)
 
     _with_client(access, delete)
 
@@ -217,7 +188,8 @@ def doctor(*, pause_s: float) -> None:
     Checks the stack under TENORA_HOME, else the one that TENORA_REDIS_URL, TENORA_POSTGRES_DSN and TENORA_ENGINE_KEY
     name. Checks twice. Exits 1 when something differs both times, 2 when it could not check.
     """
-    from tenora.doctor import command  # needs the control plane's tables, which no other command does
+    from tenora.doctor import command
+    from tenora.settings import StackSettings
 
     seen, found = command.examine(StackSettings(), pause_s=pause_s)
     show(command.report(seen, found), lambda: command.print_report(seen, found))
@@ -227,7 +199,8 @@ def doctor(*, pause_s: float) -> None:
 @main.command(short_help="Run the main job end to end, with two tenants.")
 def demo() -> None:
     """Run the main job end to end: two tenants, two fine-tunes, one replica, two invoices that add up."""
-    from tenora.demo.run import run_demo  # the demo's SDKs would slow every other command down
+    from tenora.demo.run import run_demo
+    from tenora.settings import StackSettings
 
     sys.exit(run_demo(StackSettings()))
 
@@ -235,70 +208,41 @@ def demo() -> None:
 @main.command(hidden=True)
 def supervise() -> None:
     """Run the programs; started by `up` and by the guard."""
+    from tenora.settings import StackSettings
+    from tenora.stack import daemon
+
     daemon.supervise(StackSettings())
 
 
 @main.command(hidden=True)
 def guard() -> None:
     """Watch the supervisor; started by it."""
+    from tenora.settings import StackSettings
+    from tenora.stack import daemon
+
     daemon.guard(StackSettings())
 
 
 @main.command(hidden=True)
 def register_base_model() -> None:
     """Register the local base model with the control plane; a step of `up`."""
-    from tenora.stack.register_base_model import register  # needs numpy and httpx, which no other command does
+    from tenora.settings import StackSettings
+    from tenora.stack.register_base_model import register
 
     register(StackSettings())
-
-
-def _nothing_runs(settings: StackSettings) -> str:
-    return f"Nothing runs under {settings.root}. Start it with: tenora up --detach, or set TENORA_HOME."
-
-
-def _print_status(settings: StackSettings, now: dict[str, Any]) -> None:
-    if now["programs"]:
-        out = Console()
-        _print_addresses(out, settings, now)
-        out.print(programs_table(now["programs"]))
-        for line in replica_lines(now):
-            out.print(line, highlight=False, soft_wrap=True)
-    else:
-        console.print(_nothing_runs(settings), soft_wrap=True)
-
-
-def _print_addresses(out: Console, settings: StackSettings, status: dict[str, Any]) -> None:
-    """One line each, so that a terminal of 80 columns breaks no address. ``status`` is what ``read_status`` found."""
-    lines = [
-        f"home           {settings.root}",
-        f"gateway        {status['gateway_url']}/v1",
-        f"control plane  {status['control_url']} (API reference: {status['control_url']}/schema/docs)",
-        payments_line(status),
-    ]
-    for line in lines:
-        if line is not None:
-            out.print(line, highlight=False, soft_wrap=True)
-
-
-def _control_url() -> str:
-    """The control plane that runs under TENORA_HOME, on whatever port it was started."""
-    settings = StackSettings()
-    url = read_status(settings).get("control_url")
-    if url is None:
-        raise click.ClickException(f"{_nothing_runs(settings)} For another machine, use --control-url.")
-    return str(url)
 
 
 def _with_client(access: _Access, work: "Callable[[ControlPlaneClient], None]") -> None:
     """Run ``work``; a refusal is shown as its message."""
     from tenora.control_client import ControlPlaneClient
+    from tenora.stack.command import control_url as url_of_this_machine
 
     key, control_url = access
     if not key:
         raise click.ClickException(
             "no API key; set TENORA_API_KEY to one with the scopes adapters:read and adapters:write"
         )
-    client = ControlPlaneClient(control_url or _control_url(), key)
+    client = ControlPlaneClient(control_url or url_of_this_machine(), key)
     try:
         work(client)
     finally:

@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from core.settings import InvalidSettings
+from core.errors import InvalidSettings
 
 _INVALID_SETTINGS_EXIT: Final = 2
 json_option: Final = click.option("--json", is_flag=True, expose_value=False, help="Print JSON.")

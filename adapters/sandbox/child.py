@@ -2,7 +2,8 @@
 ``adapters.sandbox.parent``.
 
 Reads ``request.json`` and ``upload/`` in the work folder, writes an accepted adapter into ``revision/`` and the
-validation report as JSON to standard output. Imports nothing heavy, because it starts once per upload.
+validation report as JSON to standard output. Imports nothing heavy, because it starts once per upload; its parent
+imports it too, for the form of the request.
 """
 
 import sys
@@ -13,8 +14,7 @@ import msgspec
 
 from adapters.base_model_spec import BaseModelSpec
 from adapters.report import ReportBuilder, ValidationReport
-from adapters.validation.normalize import normalize
-from adapters.validation.validate import PlatformBounds, UploadLimits, validate
+from adapters.validation.bounds import PlatformBounds, UploadLimits
 
 REQUEST_FILE: Final = "request.json"
 UPLOAD_FOLDER: Final = "upload"
@@ -32,6 +32,10 @@ class ValidationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def validate_and_normalize(work: Path) -> ValidationReport:
     """The report on ``work``'s upload. If it accepts, ``revision/`` holds the re-serialized adapter."""
+    # Late: numpy, which the parent does not need.
+    from adapters.validation.normalize import normalize
+    from adapters.validation.validate import validate
+
     request = msgspec.json.decode((work / REQUEST_FILE).read_bytes(), type=ValidationRequest)
     report = ReportBuilder()
     accepted = validate(

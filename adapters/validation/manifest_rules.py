@@ -9,7 +9,7 @@ from typing import Final
 
 from adapters.base_model_spec import LINEAR_KINDS, BaseModelSpec
 from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE, AdapterManifest, is_digest
-from adapters.validation.validate import UploadLimits
+from adapters.validation.bounds import UploadLimits
 
 _VERSION: Final = 1
 _OVERHEAD_BYTES: Final = 1 << 20

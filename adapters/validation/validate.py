@@ -12,34 +12,13 @@ import msgspec
 from adapters.base_model_spec import BaseModelSpec
 from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE
 from adapters.report import FileRejected, ReportBuilder
-from adapters.safetensors_header import HeaderBounds, TensorEntry, read_header
+from adapters.safetensors_header import TensorEntry, read_header
+from adapters.validation.bounds import PlatformBounds, UploadLimits
 from adapters.validation.config_rules import CONFIG_BYTES_MAX, AdapterConfig, check_config, check_rank
 from adapters.validation.file_rules import REQUIRED_FILES, check_first_bytes, check_names
 from adapters.validation.folding import Folding, fold
 from adapters.validation.tensor_rules import LoraPair, check_tensors
-from adapters.validation.weight_rules import BFLOAT16_BYTES, WeightBounds, check_weights
-
-
-class UploadLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tenant's plan allows: LoRA rank, and bytes of all files of one revision together."""
-
-    plan_name: str
-    rank_max: int
-    bytes_max: int
-
-    def too_large(self, total_bytes: int) -> str:
-        """The message that refuses files of ``total_bytes``: the size, the plan's limit and the fix."""
-        return (
-            f'the files have {total_bytes} bytes in all; plan "{self.plan_name}" allows {self.bytes_max}: '
-            "train with a lower rank or on fewer modules, or change the plan"
-        )
-
-
-class PlatformBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The platform's bounds, which apply to every plan."""
-
-    header: HeaderBounds = HeaderBounds()
-    weights: WeightBounds = WeightBounds()
+from adapters.validation.weight_rules import BFLOAT16_BYTES, check_weights
 
 
 class ValidatedAdapter(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from adapters.manifest import WEIGHTS_FILE
 from adapters.report import ReportBuilder
 from adapters.safetensors_header import DTYPE_BYTES, TensorEntry
+from adapters.validation.bounds import WeightBounds
 from adapters.validation.config_rules import AdapterConfig
 from adapters.validation.tensor_rules import LoraPair
 
@@ -23,15 +23,6 @@ Floats = npt.NDArray[np.float32]
 
 CHUNK_ELEMENTS: Final = 1 << 20
 BFLOAT16_BYTES: Final = 2
-
-
-class WeightBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """``magnitude`` bounds each weight; ``update_norm`` bounds |A|·|B|·scaling of a module, which is at least the norm
-    of what the adapter adds to the base's matrix. Trained adapters stay three orders of magnitude below both.
-    """
-
-    magnitude: float = 1e4
-    update_norm: float = 1e5
 
 
 def check_weights(

@@ -6,20 +6,21 @@ either, since drawing is Python code.
 """
 
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, select
 
-from billing.documents.pdf import render
 from billing.documents.printed import PrintedDocument, printed_credit_note, printed_invoice
 from billing.documents.settings import DocumentSettings
-from billing.documents.typefaces import Typefaces
 from billing.invoices.credit_note_queries import find_note
 from billing.invoices.models import Document
 from billing.invoices.queries import read_document
 from core.db import unit_of_work
 from core.errors import NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from billing.documents.typefaces import Typefaces
 
 _WAIT_S: Final = 10
 
@@ -32,11 +33,15 @@ class PdfFile(NamedTuple):
 
 
 class PdfMaker:
-    """The fonts of one process. Raises Unprocessable for a font that cannot be used."""
+    """The fonts of one process. Raises Unprocessable for a configured font that cannot be used.
+
+    ReportLab and its fonts are loaded for the first PDF, except where fonts are configured, which are checked at once.
+    """
 
     def __init__(self, settings: DocumentSettings) -> None:
         self._lines_max = settings.documents_pdf_lines_max
-        self._typefaces = Typefaces(settings.documents_fonts)
+        self._fonts = settings.documents_fonts
+        self._typefaces = self._load() if self._fonts else None
         self._drawing = Lock()
 
     def invoice(self, engine: sa.Engine, invoice_id: str, *, tenant_id: str | None) -> PdfFile:
@@ -55,9 +60,21 @@ class PdfMaker:
         if not self._drawing.acquire(timeout=_WAIT_S):
             raise Unavailable("Too many PDF documents are being made. Try again in a few seconds.", retry_after_s=5)
         try:
-            return PdfFile(printed.number, render(printed, self._typefaces))
+            self._typefaces = self._typefaces or self._load()
+            return PdfFile(printed.number, _render(printed, self._typefaces))
         finally:
             self._drawing.release()
+
+    def _load(self) -> "Typefaces":
+        from billing.documents.typefaces import Typefaces
+
+        return Typefaces(self._fonts)
+
+
+def _render(printed: PrintedDocument, typefaces: "Typefaces") -> bytes:
+    from billing.documents.pdf import render
+
+    return render(printed, typefaces)
 
 
 def _printed_note(session: Session, note_id: str, tenant_id: str | None) -> PrintedDocument:

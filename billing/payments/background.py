@@ -1,5 +1,5 @@
 """Payments in the billing worker: the threads that call Stripe, and the jobs beside them. Without a key of Stripe's
-nothing runs, and what is queued waits.
+the worker starts none of them, and what is queued waits.
 """
 
 from datetime import timedelta
@@ -67,11 +67,8 @@ class Payments:
             metrics.QUEUES_STOPPED.set(queries.count_stopped(session))
 
 
-def payments_of(postgres: PostgresSettings, stripe: StripeSettings) -> Payments | None:
-    """Payments with a few database connections of their own; None without a key of Stripe's."""
-    if stripe.stripe_api_key is None:
-        _log.info("no key of stripe: nothing is collected")
-        return None
+def payments_of(postgres: PostgresSettings, stripe: StripeSettings) -> Payments:
+    """Payments with a few database connections of their own."""
     settings = PaymentSettings()
     connections = settings.payments_threads + _CONNECTIONS
     engine = connect(postgres.model_copy(update={"postgres_pool_max": connections}))

@@ -13,7 +13,6 @@ from billing.payments import event_store, outbox, queries, resuming, standings
 from billing.payments.operations import OpenPortal, OpenSetupPage, OpenTopUpPage
 from billing.payments.settings import WebhookSettings
 from billing.payments.views import PaymentAlarmView, PaymentPageView, PaymentQueueView, StripeEventView
-from billing.stripe_client import event_from_webhook
 from billing.stripe_objects import StripeEvent
 from billing.stripe_settings import StripeSettings
 from control_plane.audit import service as audit
@@ -54,6 +53,8 @@ class PaymentAccess:
 
     def event_of(self, body: bytes, signature: str | None) -> StripeEvent:
         """The event of a webhook. Raises Conflict where Stripe is not set up, and InvalidRequest."""
+        from billing.stripe_client import event_from_webhook  # late: Stripe's SDK, which few requests need
+
         self.require()
         return event_from_webhook(self._stripe, body, signature)
 

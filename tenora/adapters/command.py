@@ -10,10 +10,10 @@ from tenora.control_client import ControlPlaneClient
 _COLUMNS: Final = ("name", "base_model", "newest_ready", "serves")
 
 
-def list_adapters(client: ControlPlaneClient, console: Console) -> None:
+def list_adapters(client: ControlPlaneClient) -> None:
     """Print one line an adapter, newest first."""
     found = client.pages("/api/v1/adapters")
-    show({"data": found}, lambda: _print_list(found, console))
+    show({"data": found}, lambda: _print_list(found, Console()))
 
 
 def _print_list(found: list[dict[str, Any]], console: Console) -> None:
@@ -27,12 +27,12 @@ def _print_list(found: list[dict[str, Any]], console: Console) -> None:
         console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
-def show_adapter(client: ControlPlaneClient, name: str, console: Console) -> None:
+def show_adapter(client: ControlPlaneClient, name: str) -> None:
     """Print an adapter with its aliases and revisions, and why each was rejected."""
     adapter = client.call("GET", f"/api/v1/adapters/{name}").json()
     adapter["aliases"] = client.call("GET", f"/api/v1/adapters/{name}/aliases").json()["data"]
     adapter["revisions"] = client.pages(f"/api/v1/adapters/{name}/revisions")
-    show(adapter, lambda: _print_adapter(adapter, console))
+    show(adapter, lambda: _print_adapter(adapter, Console()))
 
 
 def _print_adapter(adapter: dict[str, Any], console: Console) -> None:
@@ -50,11 +50,11 @@ def _print_adapter(adapter: dict[str, Any], console: Console) -> None:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def delete_adapter(client: ControlPlaneClient, name: str, console: Console) -> None:
+def delete_adapter(client: ControlPlaneClient, name: str) -> None:
     """Delete an adapter with all its revisions."""
     client.call("DELETE", f"/api/v1/adapters/{name}")
     text = f"deleted {name}: calls of it are refused, and its files are removed"
-    show({"deleted": name}, lambda: console.print(text, markup=False, soft_wrap=True))
+    show({"deleted": name}, lambda: Console(stderr=True).print(text, markup=False, soft_wrap=True))
 
 
 def _cell(value: Any) -> str:  # a JSON value

@@ -1,4 +1,7 @@
-"""`tenora base-models`: register a base model from its checkpoint's folder, and list the registered ones."""
+"""`tenora base-models`: register a base model from its checkpoint's folder, and list the registered ones.
+
+As in ``tenora.cli``, a command imports what it needs when it runs.
+"""
 
 import re
 import shlex
@@ -11,9 +14,6 @@ from typing import Any, Final
 import click
 
 from tenora.command_line import json_option, show
-from tenora.settings import StackSettings
-from tenora.stack import daemon
-from tenora.stack.status import running_stack
 
 _RANKS: Final = ("1", "8", "16", "32", "64", "128", "256", "320", "512")  # what vLLM 0.32 allows (``MaxLoRARanks``)
 _REPLICA_NAME: Final = re.compile(r"[^a-z0-9]+")
@@ -97,6 +97,10 @@ def add_base_model(
 
 def _next_step(own: dict[str, str]) -> str:
     """How to start a replica with these settings: on this machine one command, which reads the rest from a file."""
+    from tenora.settings import StackSettings
+    from tenora.stack import daemon
+    from tenora.stack.status import running_stack
+
     settings, start = StackSettings(), f"{sys.executable} -m data_plane replica"
     if not daemon.is_up(settings):
         lines = "".join(f"{name}={shlex.quote(value)} \\\n" for name, value in own.items())
@@ -118,7 +122,10 @@ def _free_port() -> int:
 
 def _with_client(access: tuple[str | None, str | None], work: Callable[[Any], None]) -> None:
     """Run ``work`` with a client of the named or of this machine's control plane; a refusal is shown as its message."""
-    from tenora.control_client import ControlPlaneClient, ControlPlaneError  # httpx would slow other commands down
+    from tenora.control_client import ControlPlaneClient, ControlPlaneError
+    from tenora.settings import StackSettings
+    from tenora.stack import daemon
+    from tenora.stack.status import running_stack
 
     key, control_url = access
     settings = StackSettings()

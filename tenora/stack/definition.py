@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
-import redis
 
 from billing.stripe_settings import StripeSettings
 from control_plane import database_roles
@@ -313,6 +312,8 @@ class Stack:
 
     def replicas(self) -> list[dict[str, object]]:
         """The published status of every live replica."""
+        import redis  # late: few commands ask for it
+
         try:
             with redis.Redis.from_url(self.addresses.redis_url, socket_timeout=2) as client:
                 names = [name.decode() for name in client.zrange(redis_keys.REPLICAS, 0, -1)]

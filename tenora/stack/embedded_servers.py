@@ -15,10 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-import psycopg
-import redis
-from psycopg import sql
-
 from core import redis_acl
 from tenora.stack.program import Program, accepts_connections
 
@@ -55,6 +51,9 @@ def postgres(
     admin_dsn = f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
 
     def ready() -> bool:
+        import psycopg  # late, as redis below: only the process that starts servers needs their clients
+        from psycopg import sql
+
         try:
             with psycopg.connect(admin_dsn, connect_timeout=2, autocommit=True) as connection:
                 if not connection.execute("SELECT 1 FROM pg_database WHERE datname = 'tenora'").fetchone():
@@ -115,6 +114,8 @@ def valkey(home: Path, logs: Path, *, port: int, password: str, users: Mapping[s
     lines += [f"user {user} on >{secret} {redis_acl.user_rules(user)}\n" for user, secret in (users or {}).items()]
 
     def ready() -> bool:
+        import redis
+
         client = redis.Redis.from_url(url, socket_timeout=2)
         try:
             return bool(client.ping())

@@ -8,8 +8,7 @@ import time
 import msgspec
 import pytest
 
-from adapters.validation.validate import PlatformBounds
-from adapters.validation.weight_rules import WeightBounds
+from adapters.validation.bounds import PlatformBounds, WeightBounds
 from core import redis_keys
 from core.contracts.costs import CostWindow
 from core.ids import new_id

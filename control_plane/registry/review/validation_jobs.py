@@ -15,7 +15,7 @@ from sqlmodel import Session, col, select
 from adapters.base_model_spec import BaseModelSpec
 from adapters.ingest import DeclaredFile
 from adapters.report import ValidationReport
-from adapters.validation.validate import UploadLimits
+from adapters.validation.bounds import UploadLimits
 from control_plane.registry import base_model_names, base_models
 from control_plane.registry.models import Adapter, Revision
 from control_plane.registry.review import decision, tenant_turns

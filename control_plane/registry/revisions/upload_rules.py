@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adapters.ingest import DeclaredFile, check_declared
-from adapters.validation.validate import UploadLimits
+from adapters.validation.bounds import UploadLimits
 from control_plane.registry.schemas import AnnouncedFile
 from core.contracts.grants import Limits
 from core.errors import AppError, InvalidRequest, TooLarge, UnsupportedMedia

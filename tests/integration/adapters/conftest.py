@@ -11,8 +11,9 @@ from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore, upload_key
 from adapters.report import ReportBuilder
 from adapters.settings import StoreSettings, UploadSettings
+from adapters.validation.bounds import PlatformBounds, UploadLimits
 from adapters.validation.normalize import normalize
-from adapters.validation.validate import PlatformBounds, UploadLimits, validate
+from adapters.validation.validate import validate
 from tests.fixtures.uploads.peft_adapters import declared_files, tiny_base, write_adapter
 
 LIMITS = UploadLimits(plan_name="starter", rank_max=64, bytes_max=1_000_000)

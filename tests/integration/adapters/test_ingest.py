@@ -10,7 +10,7 @@ from adapters.manifest import sha256_of
 from adapters.object_store.revision_store import RevisionStore, revision_prefix
 from adapters.object_store.s3 import Bucket
 from adapters.settings import StoreSettings, UploadSettings
-from adapters.validation.validate import UploadLimits
+from adapters.validation.bounds import UploadLimits
 from core.errors import Unavailable
 from tests.fixtures.uploads.peft_adapters import tiny_base, write_adapter
 from tests.integration.adapters.conftest import ingested, upload

@@ -8,7 +8,8 @@ from pydantic import SecretStr
 
 from control_plane import operations
 from control_plane.settings import WebSettings
-from core.settings import CorsSettings, InvalidSettings, S3Settings
+from core.errors import InvalidSettings
+from core.settings import CorsSettings, S3Settings
 from tenora.stack import embedded_servers
 from tenora.stack.program import free_port
 from tests.conftest import running

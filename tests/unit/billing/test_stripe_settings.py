@@ -4,7 +4,7 @@ import pytest
 
 from billing.stripe_client import StripeAccount
 from billing.stripe_settings import StripeSettings
-from core.settings import InvalidSettings
+from core.errors import InvalidSettings
 
 SIMULATOR = "http://127.0.0.1:8090"
 LIVE, RESTRICTED = "sk_live_0123456789", "rk_live_0123456789"

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from core import telemetry
-from core.settings import Fragment, InvalidSettings, check_settings
+from core.errors import InvalidSettings
+from core.settings import Fragment, check_settings
 from tenora.docs.settings_page import PROCESSES
 
 SECRETS = dict.fromkeys(("TENORA_KEY_PEPPER", "TENORA_ENGINE_KEY", "TENORA_SALT_SECRET"), "s" * 16)

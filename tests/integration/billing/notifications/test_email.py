@@ -12,7 +12,7 @@ from billing.notifications.outbox import notify
 from billing.notifications.settings import NotificationSettings, SmtpSettings
 from core import clock
 from core.db import unit_of_work
-from core.settings import InvalidSettings
+from core.errors import InvalidSettings
 from tests.fixtures.notifications.receivers import certificate, free_port, mail_server
 from tests.integration.billing.notifications.conftest import BOX, SPEND
 

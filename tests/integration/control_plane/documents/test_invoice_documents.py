@@ -272,7 +272,7 @@ def test_pdfs_are_made_one_at_a_time_and_others_wait_and_then_get_503(engine, ap
         assert finish.wait(20)
         return b"%PDF"
 
-    monkeypatch.setattr(pdf_maker, "render", slow)
+    monkeypatch.setattr(pdf_maker, "_render", slow)
     first = threading.Thread(target=maker.invoice, args=(engine, invoice.id), kwargs={"tenant_id": None})
     first.start()
     assert begun.wait(20)

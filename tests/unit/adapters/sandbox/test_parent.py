@@ -17,8 +17,8 @@ from adapters.sandbox import parent
 from adapters.sandbox.child import REVISION_FOLDER, UPLOAD_FOLDER, ValidationRequest
 from adapters.sandbox.parent import ChildFailed, run_confined, validate_confined
 from adapters.settings import UploadSettings
+from adapters.validation.bounds import UploadLimits
 from adapters.validation.normalize import REVISION_FILES
-from adapters.validation.validate import UploadLimits
 from tests.fixtures.uploads.peft_adapters import tiny_base, write_adapter
 
 BASE = tiny_base()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from adapters.report import ReportBuilder
-from adapters.validation.validate import PlatformBounds, UploadLimits, validate
+from adapters.validation.bounds import PlatformBounds, UploadLimits
+from adapters.validation.validate import validate
 from tests.fixtures.late_import import LateModule
 from tests.fixtures.uploads.peft_adapters import adapter_tensors, tiny_base, write_adapter
 

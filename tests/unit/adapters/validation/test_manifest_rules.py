@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE, AdapterManifest, ManifestFile
+from adapters.validation.bounds import UploadLimits
 from adapters.validation.manifest_rules import find_impossible
-from adapters.validation.validate import UploadLimits
 from tests.fixtures.uploads.peft_adapters import tiny_base
 
 BASE = tiny_base()

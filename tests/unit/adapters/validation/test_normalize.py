@@ -11,8 +11,9 @@ from hypothesis.extra.numpy import arrays
 
 from adapters.manifest import AdapterManifest, read_manifest
 from adapters.report import ReportBuilder
+from adapters.validation.bounds import PlatformBounds, UploadLimits
 from adapters.validation.normalize import normalize
-from adapters.validation.validate import PlatformBounds, UploadLimits, validate
+from adapters.validation.validate import validate
 from adapters.validation.weight_rules import is_finite, to_bfloat16
 from tests.fixtures.late_import import LateModule
 from tests.fixtures.uploads.peft_adapters import (

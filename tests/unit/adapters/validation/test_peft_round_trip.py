@@ -6,8 +6,9 @@ import pytest
 
 from adapters.base_model_spec import LINEAR_KINDS, BaseModelSpec
 from adapters.report import ReportBuilder
+from adapters.validation.bounds import PlatformBounds, UploadLimits
 from adapters.validation.normalize import normalize
-from adapters.validation.validate import PlatformBounds, UploadLimits, validate
+from adapters.validation.validate import validate
 from tests.fixtures.late_import import LateModule
 from tests.fixtures.uploads.peft_adapters import tiny_base
 

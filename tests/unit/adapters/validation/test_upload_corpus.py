@@ -19,8 +19,8 @@ from adapters.sandbox.child import (
     validate_and_normalize,
 )
 from adapters.settings import UploadSettings
+from adapters.validation.bounds import UploadLimits
 from adapters.validation.config_rules import check_config
-from adapters.validation.validate import UploadLimits
 from tests.corpus.uploads.corpus import BY_ID, GOOD
 from tests.corpus.uploads.item import BASE, CONFIG, OTHER_BASES, PLAN, Item, good_files
 from tests.corpus.uploads.meter import Meter, running_meter

@@ -21,8 +21,8 @@ from adapters.sandbox.child import (
     validate_and_normalize,
 )
 from adapters.settings import UploadSettings
+from adapters.validation.bounds import UploadLimits
 from adapters.validation.normalize import REVISION_FILES
-from adapters.validation.validate import UploadLimits
 from tests.corpus.uploads.item import BASE, CONFIG, Q0, WEIGHTS, good_files, weights_file
 from tests.fixtures.examples import examples
 from tests.fixtures.late_import import LateModule

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from adapters.report import ReportBuilder
+from adapters.validation.bounds import PlatformBounds, UploadLimits
 from adapters.validation.normalize import normalize
-from adapters.validation.validate import PlatformBounds, UploadLimits, validate
+from adapters.validation.validate import validate
 from tests.fixtures.uploads.peft_adapters import adapter_tensors, safetensors_bytes, tiny_base, write_adapter
 
 BASE = tiny_base()

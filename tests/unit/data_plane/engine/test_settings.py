@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from core.settings import InvalidSettings
+from core.errors import InvalidSettings
 from data_plane.engine.settings import ReplicaSettings
 from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 

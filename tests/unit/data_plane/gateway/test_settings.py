@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.settings import InvalidSettings
+from core.errors import InvalidSettings
 from data_plane.gateway.settings import GatewaySettings
 from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 

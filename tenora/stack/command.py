@@ -1,0 +1,115 @@
+"""What `tenora up`, `down`, `status`, `admin-key` and `logs` do and print."""
+
+import contextlib
+import json
+import time
+from typing import Any
+
+import click
+from rich.console import Console
+
+from tenora.command_line import show, wants_json
+from tenora.settings import StackSettings
+from tenora.stack import daemon
+from tenora.stack.log_files import read_logs
+from tenora.stack.status import payments_line, read_status, replica_lines
+from tenora.stack.up_down import programs_table, start_stack, stop_stack
+
+console = Console(stderr=True)
+
+
+def up(*, detach: bool) -> None:
+    """Start everything; return with ``detach``, else run until Ctrl-C."""
+    settings = StackSettings()
+    start_stack(settings)
+    status = read_status(settings)
+    show(status, lambda: _print_addresses(console, settings, status))
+    if detach:
+        return
+    console.print("running; Ctrl-C stops everything")
+    try:
+        while daemon.is_up(settings):
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        stop_stack(settings)
+
+
+def down() -> None:
+    """Stop every process."""
+    settings = StackSettings()
+    runs = daemon.is_up(settings)
+    if runs:
+        stop_stack(settings)
+    answer = {"stopped": runs, "home": str(settings.root)}
+    show(answer, lambda: None if runs else console.print(_nothing_runs(settings), soft_wrap=True))
+
+
+def status(*, secrets: bool) -> bool:
+    """Print the state of every program. Returns whether everything is ready."""
+    settings = StackSettings()
+    now = read_status(settings, secrets=secrets)
+    show(now, lambda: _print_status(settings, now))
+    return bool(now["ready"])
+
+
+def admin_key() -> None:
+    """Print the admin key."""
+    settings = StackSettings()
+    key = read_status(settings, secrets=True).get("admin_key")
+    if key is None:
+        raise click.ClickException(_nothing_runs(settings))
+    show({"admin_key": key}, lambda: print(key))
+
+
+def logs(program: str | None, *, last: int, follow: bool) -> None:
+    """Print the last lines of one program's log, or of all."""
+    folder = StackSettings().root / "logs"
+    known = sorted(path.stem for path in folder.glob("*.log"))
+    if not known:
+        raise click.ClickException(f"no logs under {folder}: the platform was never started there")
+    if program is not None and program not in known:
+        raise click.ClickException(f"no log named {program!r}; choose one of: {', '.join(known)}")
+    width = max(map(len, known))
+    with contextlib.suppress(KeyboardInterrupt):
+        for name, line in read_logs(folder, program, last=last, follow=follow):
+            if wants_json():
+                print(json.dumps({"program": name, "line": line}), flush=follow)
+            else:
+                print(line if program else f"{name:{width}} | {line}", flush=follow)
+
+
+def _nothing_runs(settings: StackSettings) -> str:
+    return f"Nothing runs under {settings.root}. Start it with: tenora up --detach, or set TENORA_HOME."
+
+
+def _print_status(settings: StackSettings, now: dict[str, Any]) -> None:
+    if now["programs"]:
+        out = Console()
+        _print_addresses(out, settings, now)
+        out.print(programs_table(now["programs"]))
+        for line in replica_lines(now):
+            out.print(line, highlight=False, soft_wrap=True)
+    else:
+        console.print(_nothing_runs(settings), soft_wrap=True)
+
+
+def _print_addresses(out: Console, settings: StackSettings, status: dict[str, Any]) -> None:
+    """One line each, so that a terminal of 80 columns breaks no address. ``status`` is what ``read_status`` found."""
+    lines = [
+        f"home           {settings.root}",
+        f"gateway        {status['gateway_url']}/v1",
+        f"control plane  {status['control_url']} (API reference: {status['control_url']}/schema/docs)",
+        payments_line(status),
+    ]
+    for line in lines:
+        if line is not None:
+            out.print(line, highlight=False, soft_wrap=True)
+
+
+def control_url() -> str:
+    """The control plane that runs under TENORA_HOME, on whatever port it was started."""
+    settings = StackSettings()
+    url = read_status(settings).get("control_url")
+    if url is None:
+        raise click.ClickException(f"{_nothing_runs(settings)} For another machine, use --control-url.")
+    return str(url)
