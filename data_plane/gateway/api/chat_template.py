@@ -45,10 +45,11 @@ def renders_tools(route: BaseModelRoute) -> bool:
 
 def require_tools_rendered(route: BaseModelRoute, call: Call) -> None:
     """Refuse tools and calls of tools for a base model that would not see them. Raises InvalidRequest."""
-    if call.messages is None or renders_tools(route):
+    if call.messages is None:
         return
     shown = call.tools is not None and call.fields.get("tool_choice") != "none"
-    if shown or any("tool_calls" in message or message["role"] == "tool" for message in call.messages):
+    called = [message for message in call.messages if "tool_calls" in message or message["role"] == "tool"]
+    if (shown or called) and not renders_tools(route):
         raise InvalidRequest(
             f"The chat template of `{route.id}` does not show tools to the model. Remove tools and calls of tools, or "
             "choose a model with `capabilities.tools` in /v1/models.",
@@ -107,7 +108,7 @@ class ChatTemplate:
         """The prompt text of a chat, with the template's own ``options``. With ``continue_final_message`` it ends
         inside of the last message. Raises InvalidRequest if the template rejects the messages.
         """
-        if not self._has_developer and any(message["role"] == "developer" for message in messages):
+        if not self._has_developer and "developer" in [message["role"] for message in messages]:
             messages = _with_one_system_message(messages)
         seen = [_as_template_sees(message) for message in messages]
         if not continue_final_message:

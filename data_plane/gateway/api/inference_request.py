@@ -113,4 +113,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
         whole blocks. Its sequences generate up to ``max_tokens`` where that is given.
         """
         output = self.max_tokens if max_tokens is None else max_tokens
-        return sum([kv_pages.pages_for(prompt + output, block_tokens) for prompt in self.prompts])
+        pages = 0
+        for prompt in self.prompts:
+            pages += kv_pages.pages_for(prompt + output, block_tokens)
+        return pages

@@ -43,7 +43,10 @@ class TokenCounts:
 
     @property
     def input_tokens(self) -> int:
-        return sum([prompt for prompt, _ in self.sequences]) + self.aborted_prefill_tokens
+        tokens = self.aborted_prefill_tokens
+        for prompt, _ in self.sequences:
+            tokens += prompt
+        return tokens
 
     @property
     def aborted_prefill_tokens(self) -> int:
@@ -51,7 +54,10 @@ class TokenCounts:
 
     @property
     def output_tokens(self) -> int:
-        return sum([output for _, output in self.sequences])
+        tokens = 0
+        for _, output in self.sequences:
+            tokens += output
+        return tokens
 
     @property
     def total_tokens(self) -> int:
@@ -86,8 +92,8 @@ def reported_sequences(report: bytes | str | None) -> TokenCounts | None:
 def shared_out(prompts: tuple[int, ...], completion_tokens: int, cached_tokens: int) -> TokenCounts:
     """The counts of a request of which only the sum is known, spread evenly over its sequences."""
     each, more = divmod(completion_tokens, len(prompts))
-    outputs = [each + (index < more) for index in range(len(prompts))]
-    return TokenCounts([pair for pair in zip(prompts, outputs, strict=True) if pair[1] > 0], cached_tokens)
+    started = prompts if each else prompts[:more]
+    return TokenCounts([(prompt, each + (place < more)) for place, prompt in enumerate(started)], cached_tokens)
 
 
 def reported_prefills(report: bytes | str | None, *, prompt_tokens: int) -> list[AbortedPrefill] | None:

@@ -101,5 +101,5 @@ def observe(event: UsageEvent, *, expected_prompts: tuple[int, ...], counted: To
         metrics.ADAPTER_REQUESTS.labels(event.adapter_tier).inc()
         if event.first_token_ms is not None:
             metrics.ADAPTER_FIRST_TOKEN_SECONDS.labels(event.adapter_tier).observe(event.first_token_ms / 1000)
-    if any(prompt not in expected_prompts for prompt, _ in counted.sequences):
+    if [prompt for prompt, _ in counted.sequences if prompt not in expected_prompts]:
         metrics.PROMPT_COUNT_DIFFERENCES.inc()

@@ -33,7 +33,7 @@ def authenticate(headers: Iterable[tuple[bytes, bytes]], tables: Tables, *pepper
     """The caller of a request, whose key was hashed with one of these peppers. Raises Unauthenticated, or Forbidden for
     a valid key that may not run inference.
     """
-    keys = api_keys.shown_keys(value.decode("latin-1") for name, value in headers if name == b"authorization")
+    keys = api_keys.shown_keys([value.decode("latin-1") for name, value in headers if name == b"authorization"])
     if not keys:
         raise Unauthenticated("The request has no API key; send it as `Authorization: Bearer <key>`.")
     key = keys.pop()

@@ -12,6 +12,7 @@ from tests.fixtures.gateway.tiny_tokenizer import tiny_route
 from tests.fixtures.late_import import LateModule
 
 protocol = LateModule("vllm.entrypoints.openai.chat_completion.protocol")
+renderer = LateModule("vllm.renderers.hf")
 
 PLAIN = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 BEFORE = (
@@ -68,9 +69,8 @@ def test_a_tool_is_shown_with_the_members_that_vllm_gives_it(more):
 @pytest.mark.parametrize("roles", [["developer", "user"], ["system", "user", "developer"], ["user", "developer"]])
 def test_a_developer_speaks_as_vllm_makes_it_speak(roles):
     chat = [{"role": role, "content": f"{role} {at}"} for at, role in enumerate(roles)]
-    from vllm.renderers.hf import _consolidate_system_messages, _convert_developer_to_system
-
-    expected = _consolidate_system_messages(_convert_developer_to_system(chat))
+    converted = renderer.private("_convert_developer_to_system")(chat)
+    expected = renderer.private("_consolidate_system_messages")(converted)
     assert SMOLLM.render(chat, None) == SMOLLM.render(expected, None)
 
 
