@@ -25,6 +25,8 @@ THOUGHTS: Final = frozenset({"reasoning", "redacted_thinking", "thinking"})
 """Types of an assistant's parts that no prompt contains either."""
 
 _FIELDS: Final = ("role", "content", "name", "refusal", "tool_calls", "tool_call_id", "audio", "function_call")
+_PLAIN: Final = {"role", "content"}
+_SPEAKERS: Final = ("user", "assistant", "system")
 _TEXTS: Final = {"text": "text", "input_text": "text", "output_text": "text"}
 _SAID: Final = {**_TEXTS, "refusal": "refusal"}
 
@@ -78,7 +80,19 @@ def _members(where: str, value: Any, *keys: str) -> dict[str, Any]:
     return found
 
 
+def _is_plain(message: Any) -> bool:
+    """Whether this is what most messages are, so that nothing else has to be looked for."""
+    return (
+        isinstance(message, dict)
+        and message.keys() == _PLAIN
+        and message["role"] in _SPEAKERS
+        and isinstance(message["content"], str)
+    )
+
+
 def _check_message(where: str, message: Any) -> dict[str, Any]:
+    if _is_plain(message):
+        return {"role": message["role"], "content": text(f"{where}.content", message["content"])}
     given = _members(where, message, *_FIELDS)
     role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
