@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, DateTime, Text
+from sqlalchemy import BigInteger, CheckConstraint, DateTime, Text, false
 from sqlmodel import Field, SQLModel
 
 from core import clock
@@ -18,7 +18,7 @@ class OutboxChange(SQLModel, table=True):
     id: int | None = Field(default=None, primary_key=True, sa_type=BigInteger)
     kind: str = Field(sa_type=Text)
     field: str = Field(sa_type=Text)
-    bulk: bool = False
+    bulk: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
 
 

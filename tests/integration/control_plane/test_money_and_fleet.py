@@ -8,6 +8,7 @@ import pytest
 from billing.metering import Meter
 from billing.settings import BillingSettings
 from billing.stream import UsageStream
+from control_plane.dollars import with_dollars
 from core import clock, redis_keys
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.usage import UsageEvent
@@ -67,7 +68,8 @@ def test_replicas_are_listed_as_their_agents_report_them(api, redis):
 def test_the_quota_shows_gateways_holds_and_counts(api, redis):
     tenant = api.tenant()
     empty = tenant.http.get("/api/v1/quota").json()
-    assert (empty["limits"], set(empty["used"].values()), set(empty["held"].values())) == (LIMITS, {0}, {0})
+    assert empty["limits"] == with_dollars(LIMITS)
+    assert {*empty["used"].values(), *empty["held"].values()} == {0, "0"}, "0 dollars are a text"
     seconds, micros = redis.time()
     now_us = seconds * 1_000_000 + micros
     fields = {
@@ -76,7 +78,7 @@ def test_the_quota_shows_gateways_holds_and_counts(api, redis):
     }  # fmt: skip
     redis.hset(redis_keys.tenant_quota(tenant.id), mapping=fields)
     quota = tenant.http.get("/api/v1/quota").json()
-    assert quota["held"] == {"concurrent_requests": 2, "kv_pages": 70, "tokens": 56, "spend_nanos": 0}
+    assert quota["held"] == with_dollars({"concurrent_requests": 2, "kv_pages": 70, "tokens": 56, "spend_nanos": 0})
     assert quota["used"]["tokens_per_month"] == 1234
     assert 250 <= quota["used"]["requests_per_minute"] <= 300, "30 s of a minute whose limit is 600"
 

@@ -3,6 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
+from control_plane.dollars import with_dollars
 from core.ids import new_id
 
 ROOT = "/api/v1/admin/tenants"
@@ -85,7 +86,7 @@ def test_a_listed_tenant_shows_its_month(api, named):
     (gamma,) = api.admin.get(ROOT, params={"search": named["G"]}).json()["data"]
     assert gamma["id"] == named["G"]
     month = {"tokens": 5_000, "charged_nanos": 2, "cost_nanos": 20, "limit_used_ppm": 500_000}
-    assert gamma["this_month"] == month
+    assert gamma["this_month"] == with_dollars(month)
 
 
 @pytest.mark.parametrize(
