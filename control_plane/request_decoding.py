@@ -85,18 +85,21 @@ class StrictRequest(Request[Any, Any, State]):
 
 
 def refuse_unknown_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """A guard. A misspelled parameter would else be ignored, and the answer would look right. No value has a NUL, which
-    Postgres does not store. Raises InvalidRequest.
+    """A guard. A misspelled parameter would else be ignored, as would all but one value of one that is given twice, and
+    the answer would look right. No value has a NUL, which Postgres does not store. Raises InvalidRequest.
     """
     if not connection.query_params or connection.scope.get("method") == "OPTIONS":
         return
     fields = handler.parsed_fn_signature.parameters.items()
-    known = {name for name, field in fields if isinstance(field.kwarg_definition, QueryParameter)}
+    known = {name: field for name, field in fields if isinstance(field.kwarg_definition, QueryParameter)}
     if unknown := sorted(connection.query_params.keys() - known):
         fix = f"Use {', '.join(sorted(known))}." if known else "This route has none."
         raise InvalidRequest(
             f"{unknown[0]}: unknown query parameter. {fix}", code="unknown_parameter", param=unknown[0]
         )
+    for name, field in known.items():
+        if len(connection.query_params.getall(name, [])) > 1 and not field.is_non_string_sequence:
+            raise InvalidRequest(f"{name}: given more than once. Send it once.", code="repeated_parameter", param=name)
     for name, value in connection.query_params.multi_items():
         if "\x00" in str(value):
             raise InvalidRequest(f"{name}: has a NUL character; leave it out.", code="nul_character", param=name)

@@ -26,6 +26,7 @@ from core.contracts.grants import Limits
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
 
+_NUMBER_MAX: Final = 2**31 - 1  # of a Postgres integer
 _SIMULATED_MAX: Final = 100  # tenants in one answer
 _SIMULATED_TIME_MAX: Final = timedelta(days=400)
 
@@ -100,9 +101,8 @@ def _merged(before: dict[str, Any], change: Struct | msgspec.UnsetType, whole: t
 
 def withdraw_version(session: Session, plan_id: str, number: int, *, actor: str) -> PlanVersionView:
     """Withdraw a version that has not begun. Raises NotFound, and Conflict for one that has."""
-    found = session.exec(
-        select(PlanVersion).where(PlanVersion.plan_id == plan_id, PlanVersion.number == number)
-    ).first()
+    wanted = select(PlanVersion).where(PlanVersion.plan_id == plan_id, PlanVersion.number == number)
+    found = session.exec(wanted).first() if abs(number) <= _NUMBER_MAX else None
     if found is None:
         raise NotFound(f"Plan {plan_id!r} has no version {number}.", code="plan_version_not_found")
     at = price_book.withdraw(session, found.price_version_id)

@@ -94,6 +94,7 @@ EXAMPLES: Final = {
     "adapter_config.json says r is 8: upload files of one save",
     "rank_too_large": 'r is 128; plan "starter" allows 64: train with r at most 64',
     "rate_limit_exceeded": "The plan allows 60 requests per minute",
+    "repeated_parameter": "search: given more than once. Send it once.",
     "replica_failed": "The replica failed before its first token.",
     "request_exceeds_replica": "The request may take 300 KV pages, and the largest replica has 256; lower max_tokens "
     "or n, or shorten the prompt.",

@@ -51,8 +51,9 @@ def test_a_version_that_has_begun_or_never_was_is_not_withdrawn(api):
     versions = f"/api/v1/admin/plans/{api.plan()['id']}/versions"
     begun = api.admin.delete(f"{versions}/1")
     assert (begun.status_code, begun.json()["code"]) == (409, "plan_version_begun")
-    absent = api.admin.delete(f"{versions}/9")
-    assert (absent.status_code, absent.json()["code"]) == (404, "plan_version_not_found")
+    for number in (9, 2**32, -(2**70)):
+        absent = api.admin.delete(f"{versions}/{number}")
+        assert (absent.status_code, absent.json()["code"]) == (404, "plan_version_not_found")
 
 
 def test_a_version_without_a_change_or_with_an_impossible_one_names_the_field(api):

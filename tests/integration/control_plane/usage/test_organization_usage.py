@@ -283,6 +283,7 @@ def test_one_tenant_never_sees_anothers_usage(api, tenant):
         (USAGE, {"start_time": START, "page": "WzEsMl0"}, "page", "next_page"),
         (USAGE, {"start_time": START, "page": "x" * 3000}, "page", "page"),
         (USAGE, {"start_time": START, "users": "x"}, "users", "unknown query parameter"),
+        (USAGE, {"start_time": [START, START]}, "start_time", "more than once"),
         (USAGE, {"start_time": START, "models": ["m"] * 101}, "models", "models"),
         (USAGE, {"start_time": START, "models": "m\0"}, "models", "NUL"),
         (USAGE, {"start_time": START, "format": "xls"}, "format", "json, csv"),
