@@ -18,9 +18,9 @@ from billing.tax.calculation import TaxLine
 from billing.tax.parties import Buyer, Country, Email, PrintedText, Seller, TaxMode, VatId
 from billing.tax.sources import TaxRateView
 from billing.views import InvoiceLineView, InvoiceView
+from control_plane.tenants.schemas import Reason
 
 Cents = Annotated[int, msgspec.Meta(ge=1, le=100_000_000_000)]
-Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 Reference = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern="^[!-~]+(?!\n)$")]
 LegalName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 AddressLines = Annotated[tuple[PrintedText, ...], msgspec.Meta(max_length=8)]

@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlmodel import Session, col, select
+from sqlmodel import Session, select
 
-from control_plane.tenants.models import Tenant
+from control_plane.tenants.models import HAS_OVERRIDE_TERMS, Tenant
 
 
 class OverrideTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ def change(tenant: Tenant, limits: dict[str, Any], given: OverrideTerms, *, now:
 
 def expired_between(session: Session, after: datetime | None, until: datetime) -> set[tuple[str, datetime]]:
     """The tenants of which an override has expired between these instants, and when."""
-    limited = session.exec(select(Tenant).where(col(Tenant.limit_override_terms) != {}))
+    limited = session.exec(select(Tenant).where(HAS_OVERRIDE_TERMS))
     expiries = {(tenant.id, each.expires_at) for tenant in limited for each in terms_of(tenant).values()}
     return {
         (tenant_id, at)

@@ -295,7 +295,7 @@ def _view(tenant: Tenant, plan: PlanView, now: datetime) -> TenantView:
         plan=plan.name,
         plan_id=plan.id,
         status=cast("TenantStatus", tenant.status),
-        limits=_limits(tenant, plan, now),
+        limits=msgspec.structs.replace(plan.limits, **own),
         limit_overrides=own,
         limit_override_terms={name: each for name, each in terms.items() if name in own},
         created_at=tenant.created_at,

@@ -18,8 +18,11 @@ def upgrade() -> None:
         "tenants",
         sa.Column("limit_override_terms", postgresql.JSONB(), nullable=False, server_default=sa.text("'{}'::jsonb")),
     )
+    with_terms = sa.text("limit_override_terms <> '{}'::jsonb")
+    op.create_index("ix_tenants_override_terms", "tenants", ["id"], postgresql_where=with_terms)
 
 
 def downgrade() -> None:
     """Overrides with an end hold until they are changed."""
+    op.drop_index("ix_tenants_override_terms", "tenants")
     op.drop_column("tenants", "limit_override_terms")
