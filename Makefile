@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-clients soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
+.PHONY: help setup demo test test-unit test-profile test-clients soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
 PYTHON ?= python3.11
 export TENORA_FLAVOR ?= cpu
 # uv leaves bytecode to the first run. A machine that never writes it pays 8 s of CPU time in each process that imports vLLM.
@@ -31,6 +31,9 @@ soak: setup ## what takes long: statistics, real time, every kill, all examples 
 coverage: setup ## the percentage of the source packages' lines that `make test` runs, programs that the tests start included
 	@rm -f .coverage .coverage.*; $(BIN)/coverage run -m pytest -n $(TEST_WORKERS) --no-loadscope-reorder; tested=$$?; \
 	  $(BIN)/coverage combine -q && $(BIN)/coverage report --format=total && exit $$tested
+
+test-profile: setup ## `make test`, and the processor time of its files and fixtures
+	@$(PYTEST) -n $(TEST_WORKERS) --no-loadscope-reorder -p tests.cpu_profile
 
 test-clients: setup ## anthropic, instructor, litellm, LangChain, LlamaIndex, openai for Node, Vercel's AI SDK and Java against a gateway
 	@sh requirements/clients.sh && $(PYTEST) -m clients

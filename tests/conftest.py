@@ -5,6 +5,7 @@ import os
 import secrets
 import ssl
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -141,6 +142,8 @@ def pytest_collection_finish() -> None:
     """Modules and collected tests live to the end, millions of objects: a garbage collector that looked through all of
     them would stop every thread here for seconds, callers and the proxies before replicas too.
     """
+    if "torch" in sys.modules:
+        raise pytest.UsageError("a test module imports torch when it is collected; use tests.fixtures.late_import")
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)

@@ -6,15 +6,16 @@ A benchmark of a thousand adapters needs the engine's bookkeeping at full rate, 
 import shutil
 from pathlib import Path
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS = 4, 256, 512, 4, 2
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def make_tiny_model(folder: Path, tokenizer_of: Path, *, seed: int) -> Path:
     """Write a checkpoint to ``folder`` with another checkpoint's tokenizer; about 30 MB, most of it embeddings."""
+    # Imported here, since tests import benchmarks when they are collected.
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=49_152, hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_hidden_layers=LAYERS,

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import openai
 import pytest
-import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
 
 from tenora.demo.control import ControlPlane
 from tenora.stack.base_model import MODEL_ID
 from tests.e2e.conftest import Platform, running_platform
+from tests.fixtures.late_import import LateModule
 
+peft, torch, transformers = LateModule("peft"), LateModule("torch"), LateModule("transformers")
 pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(1800)]
 
 PROMPT = "The old lighthouse keeper looked at the sea and"
@@ -42,19 +41,19 @@ VARIANTS = {
     "regex": {"target_modules": r".*\.layers\.\d+\.self_attn\.(q|v)_proj"},
     "full names": {"target_modules": [f"model.layers.{layer}.self_attn.q_proj" for layer in range(0, 30, 2)]},
 }  # fmt: skip
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
-def make(checkpoint: Path, folder: Path, dtype: torch.dtype, seed: int, **config: object) -> None:
+def make(checkpoint: Path, folder: Path, dtype: str, seed: int, **config: object) -> None:
     """Save an adapter with random weights that change the answers, as a trainer would."""
     torch.manual_seed(seed)
-    base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, task_type="CAUSAL_LM", **config))
+    base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model = peft.get_peft_model(base, peft.LoraConfig(r=8, lora_alpha=16, task_type="CAUSAL_LM", **config))
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "lora_" in name:
                 weight.copy_(torch.randn_like(weight) * (0.05 if "lora_B" in name else 0.02))
-                weight.data = weight.data.to(dtype)
+                weight.data = weight.data.to(getattr(torch, dtype))
     model.save_pretrained(folder)
 
 
@@ -69,8 +68,8 @@ def token_ids(checkpoint: Path) -> dict[bytes, int]:
 
 def reference(checkpoint: Path, folder: Path, prompt: list[int], answer: list[int]) -> list[float]:
     """PEFT's log-probability of each token of the answer."""
-    base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, folder)
+    base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, folder)
     model.eval()
     with torch.no_grad():
         logits = model(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
@@ -99,7 +98,7 @@ def difference_from_peft(platform: Platform, checkpoint: Path, folder: Path, key
 @pytest.fixture(scope="module")
 def adapters(checkpoint, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("peft")
-    wanted = {name: (config, torch.float32) for name, config in VARIANTS.items()}
+    wanted = {name: (config, "float32") for name, config in VARIANTS.items()}
     wanted |= {f"both patterns in {name}": (VARIANTS["both patterns"], dtype) for name, dtype in DTYPES.items()}
     for seed, (name, (config, dtype)) in enumerate(wanted.items()):
         make(checkpoint, folder / name, dtype, seed, **config)

@@ -20,7 +20,7 @@ from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.settings import ControlSettings, WebSettings
 from core import db
 from core.settings import RedisSettings
-from tests.fixtures.control_plane.api import Api, control_settings, running_api
+from tests.fixtures.control_plane.api import Api, ApiServers, control_settings, running_api
 from tests.fixtures.control_plane.every_write import EveryWrite
 from tests.fixtures.snapshot_keys import SIGNER
 from tests.fixtures.uploads.peft_adapters import tiny_base
@@ -35,10 +35,18 @@ def settings(postgres_settings, redis_settings, s3_settings) -> ControlSettings:
     )
 
 
+@pytest.fixture(scope="session")
+def api_servers() -> Iterator[ApiServers]:
+    servers = ApiServers()
+    yield servers
+    servers.close()
+
+
 @pytest.fixture
-def api(settings) -> Iterator[Api]:
-    with running_api(settings) as running:
-        yield running
+def api(settings, api_servers) -> Iterator[Api]:
+    """The API on the test's own database."""
+    with api_servers.lend(settings) as lent:
+        yield lent
 
 
 @pytest.fixture(scope="module")
