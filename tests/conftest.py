@@ -221,8 +221,12 @@ def postgres_server(server_data, server_logs) -> Iterator[str]:
         port=free_port(),
         password=secrets.token_hex(8),
         roles=POSTGRES_ROLES,
-        # These databases need not outlive a power cut, and there are hundreds.
-        options=("-c", "fsync=off", "-c", "max_wal_size=128MB"),
+        # These databases need not outlive a power cut, and there are hundreds that live for a second.
+        options=tuple(
+            part
+            for option in ("fsync=off", "full_page_writes=off", "max_wal_size=128MB", "autovacuum=off", "jit=off")
+            for part in ("-c", option)
+        ),
     )
     with running(server.program):
         yield server.url

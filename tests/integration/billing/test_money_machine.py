@@ -92,10 +92,6 @@ def hurt(engine: sa.Engine, postgres_settings, *, kills: int, seed: int) -> None
     checks.check()
 
 
-def test_kills_of_processes_and_connections_leave_money_whole(engine, postgres_settings):
-    hurt(engine, postgres_settings, kills=8, seed=1)
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(3600)  # 40 starts of processes, and a check of all money after each, beside other work
 @pytest.mark.scenario(164)

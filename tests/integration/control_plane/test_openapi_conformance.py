@@ -145,7 +145,7 @@ def _ends_something(operation) -> bool:
 
 
 def _call(operation, key: str, existing: dict[str, list[Any]]) -> None:
-    @examples(100, quick=8, derandomize=not THOROUGH, suppress_health_check=list(HealthCheck), database=None)
+    @examples(100, quick=4, derandomize=not THOROUGH, suppress_health_check=list(HealthCheck), database=None)
     @given(data=st.data(), mode=st.sampled_from([POSITIVE, NEGATIVE]), found=st.booleans(), at=AT)
     def calls(data, mode, found, at):
         case = data.draw(operation.as_strategy(generation_mode=mode))

@@ -231,9 +231,10 @@ def test_included_units_are_the_first_of_each_adapter_and_the_rest_is_in_tiers_o
 
 
 @pytest.mark.scenario(111)
-def test_a_line_of_40_000_requests_is_explained_in_pages(stage, monkeypatch):
+@pytest.mark.parametrize("requests", [5_000, pytest.param(40_000, marks=pytest.mark.soak)])
+def test_a_line_of_thousands_of_requests_is_explained_in_pages(stage, monkeypatch, requests):
     monkeypatch.setattr(seeding, "_RECORDS", seeding._RECORDS.replace("(n % :adapters)", "0"))
-    seeding.seed(stage.engine, prefix="tn_many_", tenants=1, records=40_000, first=1)
+    seeding.seed(stage.engine, prefix="tn_many_", tenants=1, records=requests, first=1)
     (invoice,) = stage.close()
     detail = stage.invoice(invoice.id)
     with unit_of_work(stage.engine) as session:
@@ -250,7 +251,7 @@ def test_a_line_of_40_000_requests_is_explained_in_pages(stage, monkeypatch):
                     break
             _, peak = tracemalloc.get_traced_memory()
             tracemalloc.stop()
-            assert line.request_count == len(seen) == 40_000
+            assert line.request_count == len(seen) == requests
             assert (nanos, quantity) == (line.amount_nanos, line.quantity)
             assert reader.explain().matches
             assert peak < 20_000_000, "a page at a time"

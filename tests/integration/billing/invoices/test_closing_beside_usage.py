@@ -155,11 +155,6 @@ def killed_closes(stage, copied, *, kills: int, tenants: int, seed: int) -> None
         assert verify(session).findings == []
 
 
-@pytest.mark.scenario(164)
-def test_closers_that_are_killed_leave_the_same_invoices_numbers_and_bytes(stage, copied):
-    killed_closes(stage, copied, kills=2, tenants=80, seed=1)
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.scenario(164)

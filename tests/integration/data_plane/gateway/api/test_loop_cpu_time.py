@@ -104,7 +104,9 @@ async def test_no_body_takes_more_than_20_ms_of_the_loops_cpu_time_at_once(redis
 
         try:
             await serve()  # loads the tokenizer
-            bursts = [await longest_turn_s(serve, time.thread_time) for _ in range(TRIES)]
+            bursts: list[float] = []
+            while len(bursts) < TRIES and not (bursts and bursts[-1] <= BURST_S):
+                bursts.append(await longest_turn_s(serve, time.thread_time))
         finally:
             threads.close()
-    assert min(bursts) <= BURST_S, bursts
+    assert bursts[-1] <= BURST_S, bursts
