@@ -30,6 +30,7 @@ from tenora.stack import embedded_servers
 from tenora.stack.program import Program, free_port
 from tests.fixtures import examples  # noqa: F401 (registers the profiles)
 from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS
+from tests.fixtures.recycled_database import RecycledDatabase
 from tests.fixtures.server_data import server_data_folder
 
 _HAS_GPU = Path("/proc/driver/nvidia/version").exists()
@@ -301,7 +302,7 @@ def create_database(server_url: str, name: str, template: str = "template0") -> 
 
 @contextmanager
 def temporary_database(server_url: str, template: str) -> Iterator[PostgresSettings]:
-    """A copy of the database ``template``, dropped at the end: a run of all tests makes almost two thousand."""
+    """A copy of the database ``template``, dropped at the end."""
     name = f"test_{secrets.token_hex(6)}"
     yield create_database(server_url, name, template)
     with psycopg.connect(server_url.replace("+psycopg", ""), autocommit=True) as connection:
@@ -319,11 +320,15 @@ def migrated_template(postgres_server) -> str:
     return "migrated"
 
 
+@pytest.fixture(scope="session")
+def recycled_database(postgres_server, migrated_template) -> RecycledDatabase:
+    return RecycledDatabase(postgres_server, migrated_template)
+
+
 @pytest.fixture
-def postgres_settings(postgres_server, migrated_template) -> Iterator[PostgresSettings]:
-    """A migrated database of the test's own: what commits here, no other test sees."""
-    with temporary_database(postgres_server, migrated_template) as settings:
-        yield settings
+def postgres_settings(recycled_database) -> PostgresSettings:
+    """A migrated database for the test alone, empty."""
+    return recycled_database.emptied()
 
 
 @pytest.fixture(scope="module")

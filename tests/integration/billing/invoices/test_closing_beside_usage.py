@@ -13,7 +13,7 @@ from billing.invoices import closing
 from billing.invoices.verification import verify
 from core import clock, db
 from core.db import unit_of_work
-from tests.conftest import create_database, wait_until
+from tests.conftest import create_database, temporary_database, wait_until
 from tests.integration.billing.conftest import Stage
 from tests.integration.billing.invoices.test_numbers import closer
 
@@ -77,6 +77,13 @@ def printed(stage: Stage, tenants: list[str]) -> dict[str, bytes]:
         found[row["tenant_id"]] = msgspec.json.encode(msgspec.structs.replace(detail, invoice=invoice, lines=lines))
     assert sorted(found) == sorted(tenants)
     return found
+
+
+@pytest.fixture
+def postgres_settings(postgres_server, migrated_template):
+    """A database to which nothing else has a connection, so that it can be copied."""
+    with temporary_database(postgres_server, migrated_template) as settings:
+        yield settings
 
 
 @pytest.fixture
