@@ -1,7 +1,7 @@
 """The values that billing shows to other packages: frozen, with units in their names. Tables stay inside."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Final, Literal
 
@@ -90,6 +90,7 @@ class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
     """An invoice without its lines. ``amount_nanos`` is the exact sum of the lines; ``net_cents`` is charged for it
     after promotional credits, and ``total_cents`` is that and the tax. ``kind`` says why it was made: a period has
     ended, the tenant reached its threshold, left, or used something that was recorded after its last invoice.
+    ``due_on`` is the last day to pay, in UTC.
     """
 
     id: str
@@ -107,6 +108,7 @@ class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
     paid_cents: int
     credited_cents: int
     amount_due_cents: int
+    due_on: date | None
     created_at: datetime
 
 
@@ -121,7 +123,8 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
 
     Lines of the unit ``amount`` are no usage: fees, prorations, discounts, commitments and what is carried over. They
     have no model. ``description`` explains them, ``source_id`` names the discount or coupon, and a fee is for the time
-    from ``covers_from`` until ``covers_until``. So is usage of an earlier period that cost less than a cent.
+    from ``covers_from`` until ``covers_until``. So is usage of an earlier period that cost less than a cent, or
+    whose invoice was voided.
     """
 
     id: str

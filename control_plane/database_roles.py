@@ -56,7 +56,6 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "invoice_credits": _LEDGER,
     "invoice_tax_lines": _LEDGER,
     "invoice_events": _LEDGER,
-    "invoice_holds": {WEB: _CHANGE, WORKER: _READ, BILLING: _CHANGE},
     "carried_periods": _LEDGER,
     "documents": _LEDGER,
     "credit_notes": _LEDGER,

@@ -101,7 +101,7 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "upload": resources.upload,
         "notification_rules": resources.notification_rules,
         "adapter_classes": rank_classes.adapters_by_class,
-        "base_model_ids": base_models.ids,
+        "rank_classes": base_models.rank_classes,
         "cost_settings": resources.costs,
         "invoice_rules": resources.invoices,
         "pdf_maker": resources.pdf_maker,

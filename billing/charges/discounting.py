@@ -1,12 +1,15 @@
 """Takes discounts and coupons off a period's charges, in the order in which they were granted. Pure: no database.
 
+A discount lowers what its scope names: usage (with storage, pins and cold loads), fees, or all. One of all charges
+lowers both in proportion, which a later one with a scope finds lowered.
+
 A discount applies to a period if it is in force when the period ends. What a coupon has left when it expires is lost,
 and the next invoice says so.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -16,6 +19,9 @@ from billing.periods import Period
 from core.money import format_usd
 
 _HUNDREDTHS: Final = 10_000  # of a percent, in all
+
+
+DiscountScope = Literal["usage", "fees", "all"]
 
 
 class DiscountTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +35,29 @@ class DiscountTerms(msgspec.Struct, frozen=True, kw_only=True):
     periods: int | None = None
     begins: datetime
     ends: datetime | None = None
+    scope: DiscountScope = "all"
+
+
+class Charges(NamedTuple):
+    """What discounts lower. Fees may be negative: what comes back of a fee in advance."""
+
+    usage_nanos: int
+    fees_nanos: int
+
+    def of(self, scope: DiscountScope) -> int:
+        """The most that a discount of this scope may take: never more than all charges."""
+        whole = self.usage_nanos + self.fees_nanos
+        named = {"usage": self.usage_nanos, "fees": self.fees_nanos, "all": whole}[scope]
+        return max(0, min(named, whole))
+
+    def less(self, scope: DiscountScope, taken_nanos: int) -> "Charges":
+        """The charges without what a discount of this scope has taken."""
+        if scope == "all":
+            usage, fees = max(0, self.usage_nanos), max(0, self.fees_nanos)
+            of_fees = taken_nanos * fees // max(1, usage + fees)
+        else:
+            of_fees = taken_nanos if scope == "fees" else 0
+        return Charges(self.usage_nanos - (taken_nanos - of_fees), self.fees_nanos - of_fees)
 
 
 class Discounted(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,18 +68,17 @@ class Discounted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def discount(
-    charged_nanos: int,
+    charges: Charges,
     discounts: Sequence[DiscountTerms],
     before: Sequence[DiscountUse],
     *,
     billed: Period,
     period_start: datetime,
 ) -> Discounted:
-    """Take the discounts, in order, off ``charged_nanos``. ``period_start`` begins the calendar's period of the billed
+    """Take the discounts, in order, off ``charges``. ``period_start`` begins the calendar's period of the billed
     time.
     """
     used: Mapping[str, DiscountUse] = {use.discount_id: use for use in before}
-    left_nanos = max(0, charged_nanos)
     lines: list[DraftInvoiceLine] = []
     uses: list[DiscountUse] = []
     for each in discounts:
@@ -64,8 +92,9 @@ def discount(
             uses.append(msgspec.structs.replace(use, lapsed=True))
             continue
         use = _counted(each, use, period_start)
+        left_nanos = charges.of(each.scope)
         taken = min(left_nanos, _open_nanos(each, use, left_nanos))
-        left_nanos -= taken
+        charges = charges.less(each.scope, taken)
         if taken:
             lines.append(_line(each, -taken, each.name))
         if each.duration == "once" and each.percent_hundredths is not None and taken:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from billing.charges.commitments import true_up
-from billing.charges.discounting import DiscountTerms, discount
+from billing.charges.discounting import Charges, DiscountTerms, discount
 from billing.charges.fees import fee_lines
 from billing.charges.included import take_included
 from billing.charges.lines import DraftInvoiceLine, UsageTotal, amount_line
@@ -63,7 +63,8 @@ def state_charges(
     lines = [*charged.lines, *resource_charge(used.resources)]
     usage_nanos = _sum(lines)
     lines += fee_lines(terms, billed)
-    discounted = discount(_sum(lines), discounts, state.discounts, billed=billed, period_start=around.start)
+    charges = Charges(usage_nanos, _sum(lines) - usage_nanos)
+    discounted = discount(charges, discounts, state.discounts, billed=billed, period_start=around.start)
     lines += discounted.lines
     state = msgspec.structs.replace(state, pools=included.pools, tiers=charged.tiers, discounts=discounted.uses)
     committed = true_up(terms, billed, _sum(lines), state, closing=closing)

@@ -1,8 +1,9 @@
 """What tenants were charged in a period, by the owner whose cost it stands beside: usage, resources, and the rest of
 each tenant's account.
 
-Usage counts in the hour in which it settled, as it is amended now. Everything else counts when the ledger posted it. So
-the amounts of a period add up to the ledger's revenue, whatever of it belongs to an adapter.
+Usage counts in the hour in which it settled, as it is amended now. Everything else counts when the ledger posted it.
+What promotional credit pays is no revenue: it is taken off beside the usage that it pays. So the amounts of a period
+add up to the ledger's revenue less that credit, whatever of it belongs to an adapter.
 """
 
 from collections import Counter, defaultdict
@@ -48,6 +49,53 @@ CROSS JOIN LATERAL (
 ) whose
 WHERE t.kind IN ('adjustment', 'credit_note', 'void') AND t.created_at >= :start AND t.created_at < :end
 """)
+# What promotional credit pays of invoices, and at the end of time what it will pay of usage that is not invoiced: by
+# the part of the usage of that time which lies in the period. Without usage, it counts where the time ends.
+_PROMOTIONAL: Final = sa.text("""
+WITH paid AS (
+    SELECT i.tenant_id, i.period_start AS begins, i.period_end AS ends, -sum(e.amount_nanos) AS nanos
+    FROM credit_lots l JOIN credit_entries e ON e.lot_id = l.id AND e.invoice_id IS NOT NULL
+    JOIN invoices i ON i.id = e.invoice_id
+    WHERE l.kind = 'promotional' AND i.period_start < :end AND i.period_end > :start
+    GROUP BY i.id HAVING sum(e.amount_nanos) <> 0
+  UNION ALL
+    SELECT s.tenant_id, owed.since, 'infinity', least(given.nanos, owed.nanos)
+    FROM (
+        SELECT l.tenant_id, sum(e.amount_nanos) AS nanos FROM credit_lots l JOIN credit_entries e ON e.lot_id = l.id
+        WHERE l.kind = 'promotional' AND l.effective_from <= now() GROUP BY l.tenant_id HAVING sum(e.amount_nanos) > 0
+    ) given JOIN subscriptions s USING (tenant_id)
+    CROSS JOIN LATERAL (
+        SELECT coalesce(s.billed_until, '-infinity') AS open_since,
+            date_trunc('hour', s.billed_until + interval '1 hour' - interval '1 microsecond', 'UTC') AS next_hour,
+            min(c.period_start) AS waiting_since,
+            coalesce(sum(c.amount_nanos), 0) AS waiting_nanos
+        FROM carried_periods c WHERE c.tenant_id = s.tenant_id AND NOT EXISTS (
+            SELECT FROM invoices i WHERE i.tenant_id = c.tenant_id AND i.period_end > c.billed_until
+        )
+    ) w
+    CROSS JOIN LATERAL (
+        SELECT least(w.open_since, w.waiting_since) AS since, w.waiting_nanos
+            + (SELECT coalesce(sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos), 0) FROM usage_hours
+                WHERE tenant_id = s.tenant_id AND hour >= w.open_since)
+            + (SELECT coalesce(sum(amount_nanos), 0) FROM usage_now  -- of the hour in which the open time began
+                WHERE tenant_id = s.tenant_id AND settled_at >= w.open_since AND settled_at < w.next_hour)
+            + (SELECT coalesce(sum(amount_nanos), 0) FROM usage_adjustments
+                WHERE tenant_id = s.tenant_id AND period_start >= w.open_since) AS nanos
+    ) owed
+    WHERE owed.nanos > 0
+), counted AS (
+    SELECT p.*, coalesce(u.whole, 0) AS whole, coalesce(u.part, 0) AS part FROM paid p CROSS JOIN LATERAL (
+        SELECT sum(amount) AS whole, sum(amount) FILTER (WHERE hour >= :start AND hour < :end) AS part
+        FROM (
+            SELECT hour, input_nanos + cached_input_nanos + output_nanos + kv_nanos AS amount FROM usage_hours
+            WHERE tenant_id = p.tenant_id AND hour >= date_trunc('hour', p.begins, 'UTC') AND hour < p.ends
+        ) used
+    ) u
+)
+SELECT tenant_id, greatest(:start, least(ends, :end) - interval '1 microsecond') AS at,
+    -CASE WHEN whole > 0 THEN div(nanos * part, whole) WHEN ends > :start AND ends <= :end THEN nanos ELSE 0 END::bigint
+FROM counted
+""")
 _RESOURCES: Final = sa.text("""
 SELECT r.tenant_id, r.kind, r.adapter_id, r.base_model, r.rank_class, s.version_id, sum(r.units)::numeric AS units
 FROM resource_hours r
@@ -65,7 +113,8 @@ SELECT tenant_id, ended_at FROM subscriptions WHERE ended_at IS NOT NULL AND ten
 
 class Revenue(msgspec.Struct, frozen=True, kw_only=True):
     """What an owner was charged. ``usage_nanos`` is rated usage, ``resource_nanos`` storage, pins and cold loads at
-    list price, ``account_nanos`` what belongs to no adapter: fees, tiers, discounts, commitments, notes and voids.
+    list price, ``account_nanos`` what belongs to no adapter: fees, tiers, discounts, commitments, notes, voids and, as
+    a deduction, what promotional credit pays.
     """
 
     owner: CostOwner
@@ -91,7 +140,7 @@ class Revenue(msgspec.Struct, frozen=True, kw_only=True):
 def read_revenue(session: Session, *, start: datetime, end: datetime) -> list[Revenue]:
     """The revenue of the whole hours from ``start`` to ``end``, by owner and base model."""
     period = {"start": start, "end": end}
-    posted = [tuple(row) for row in session.connection().execute(_POSTED, period)]
+    posted = [tuple(row) for query in (_POSTED, _PROMOTIONAL) for row in session.connection().execute(query, period)]
     metered = session.connection().execute(_METERED, period).scalars().all()
     book = price_book.load(session, {*(tenant_id for tenant_id, _, _ in posted), *metered})
     resources = list(_resources(session, book, metered, period))

@@ -11,10 +11,11 @@ from typing import NamedTuple, cast
 from sqlmodel import Session
 
 from billing.credits.burn_order import BurnableLot, Burned, burn
-from billing.credits.dated_charges import charges_so_far
+from billing.credits.dated_charges import charges_of_lines, charges_so_far, periods_of
 from billing.credits.lot_entries import LotState, open_lots
 from billing.credits.open_usage import open_period, read_adjusted, read_slices
 from billing.credits.views import BurnedDay, CreditBalance, CreditKind, LotStatus, LotView
+from billing.invoices.carrying import waiting_lines
 from core.db import database_now
 
 
@@ -79,8 +80,11 @@ def read_open_credit(session: Session, tenant_id: str, *, always: bool = False) 
         return OpenCredit(now, [], Burned(parts=()), {})
     period = open_period(session, tenant_id)
     burnable = [state.burnable for state in lots]
-    slices = read_slices(session, tenant_id, period, bounds_of(burnable))
+    bounds = bounds_of(burnable)
+    slices = read_slices(session, tenant_id, [period], bounds)
     charges = charges_so_far(slices, read_adjusted(session, tenant_id, period), now)
+    if waiting := waiting_lines(session, tenant_id):
+        charges += charges_of_lines(read_slices(session, tenant_id, periods_of(waiting), bounds), waiting, now)
     burned = burn(burnable, charges)
     return OpenCredit(now, lots, burned, {use.lot_id: use.amount_nanos for use in burned.uses})
 

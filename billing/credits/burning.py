@@ -13,7 +13,7 @@ from sqlmodel import Session, col, select
 
 from billing.credits.balance import bounds_of
 from billing.credits.burn_order import BurnableLot, burn, without_rest
-from billing.credits.dated_charges import ChargedLine, charges_of_lines, scaled
+from billing.credits.dated_charges import ChargedLine, charges_of_lines, periods_of, scaled
 from billing.credits.lot_entries import LotState, burnable, move, open_lots, read_lot
 from billing.credits.lots import lapse
 from billing.credits.models import CreditEntry, CreditLot
@@ -103,8 +103,8 @@ def apply_paid(
 
 def give_back(session: Session, tenant_id: str, invoice_id: str) -> int:
     """Return to its lots all credit that an invoice used, because it is voided: paid credit debits receivable,
-    promotional credit debits revenue. The caller holds the tenant's subscription. Returns the whole cents of paid
-    credit. The database refuses a second return.
+    promotional credit debits usage_unbilled. The caller holds the tenant's subscription. Returns the whole cents of
+    paid credit. The database refuses a second return.
 
     What comes back to a lot that has expired lapses at once.
     """
@@ -132,7 +132,7 @@ def _promotional(
 ) -> list[CreditUse]:
     if all(lot.kind == "paid" for lot in lots):
         return []
-    slices = read_slices(session, tenant_id, period, bounds_of(lots))
+    slices = read_slices(session, tenant_id, [period, *periods_of(lines)], bounds_of(lots))
     burned = burn(lots, charges_of_lines(slices, lines, period.end))
     return [use for use in burned.uses if use.kind == "promotional"]
 
@@ -149,7 +149,7 @@ def _paid(
     """What paid lots pay of the amount due. ``promotional`` are the lots that pay the invoice, with what they pay."""
     if not paid or due_cents <= 0:
         return []
-    slices = read_slices(session, tenant_id, period, bounds_of([*paid, *promotional]))
+    slices = read_slices(session, tenant_id, [period, *periods_of(lines)], bounds_of([*paid, *promotional]))
     burned = burn([*paid, *promotional], charges_of_lines(slices, lines, period.end))
     due = scaled(burned.not_paid_by("promotional"), cents_to_nanos(due_cents))
     return without_rest(burn(paid, due).uses, NANOS_PER_CENT)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from billing.credits.burn_order import DatedCharge
+from billing.periods import Period
 
 _USAGE: Final = frozenset(
     {"input_tokens", "uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"}
@@ -29,6 +30,10 @@ class ChargedLine(Protocol):
     def base_model(self) -> str | None: ...
     @property
     def amount_nanos(self) -> int: ...
+    @property
+    def covers_from(self) -> datetime | None: ...
+    @property
+    def covers_until(self) -> datetime | None: ...
 
 
 class Adjusted(NamedTuple):
@@ -48,6 +53,12 @@ class UsageSlice(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     model: str
     amount_nanos: int
+
+
+def periods_of(lines: Sequence[ChargedLine]) -> list[Period]:
+    """The earlier periods whose usage is on these lines: of what was carried to the invoice."""
+    found = {(line.covers_from, line.covers_until) for line in lines if line.kind in _USAGE}
+    return sorted(Period(start, end) for start, end in found if start is not None and end is not None)
 
 
 def charges_of_lines(slices: Sequence[UsageSlice], lines: Sequence[ChargedLine], end: datetime) -> list[DatedCharge]:

@@ -129,10 +129,8 @@ def _posting(lot: CreditLot, transfer_id: str, kind: EntryKind, amount_nanos: in
             other = AccountRef("cash" if paid else "promotions")
         case "lapse":
             other = AccountRef("breakage" if paid else "promotions")
-        case "burn":
+        case "burn" | "return":
             other = AccountRef("receivable" if paid else "usage_unbilled", lot.tenant_id)
-        case "return":  # the usage of a void invoice is not billed again: it is revenue that was not earned
-            other = AccountRef("receivable", lot.tenant_id) if paid else AccountRef("revenue")
     names: dict[EntryKind, ledger.TransferKind] = {
         "grant": "credit_grant", "burn": "credit_burn", "return": "void", "lapse": "credit_lapse", "refund": "refund",
         "void": "void",

@@ -40,10 +40,17 @@ WHERE tenant_id = :tenant_id AND late_from > '1970-01-01T00:00:00Z' AND late_fro
 """)
 
 
-def read_slices(session: Session, tenant_id: str, period: Period, bounds: Iterable[datetime]) -> list[UsageSlice]:
-    """What the usage that the period bills cost, in the order of time. It is split at ``bounds``, the instants at which
-    lots begin and end.
+def read_slices(
+    session: Session, tenant_id: str, periods: Iterable[Period], bounds: Iterable[datetime]
+) -> list[UsageSlice]:
+    """What the usage that these periods bill cost, in the order of time of each. It is split at ``bounds``, the
+    instants at which lots begin and end.
     """
+    bounds = list(bounds)
+    return [each for period in periods for each in _slices(session, tenant_id, period, bounds)]
+
+
+def _slices(session: Session, tenant_id: str, period: Period, bounds: list[datetime]) -> list[UsageSlice]:
     of_period = {"tenant_id": tenant_id, "start": period.start, "end": period.end}
     late: datetime | None = session.connection().execute(_EARLIEST_LATE, of_period).scalar()
     first = min(period.start, late or period.start)

@@ -1,10 +1,11 @@
 """Draws printed documents as PDF with ReportLab. The same document gives the same bytes: no time, no random id.
 
-Measures are whole points (1/72 inch). Text of any length is wrapped, also within a word.
+Measures are whole points (1/72 inch). Text of any length is wrapped, also within a word; a number never is.
 """
 
 import io
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from reportlab.lib.colors import HexColor
@@ -12,7 +13,17 @@ from reportlab.lib.enums import TA_RIGHT
 from reportlab.lib.pagesizes import A4
 from reportlab.lib.styles import ParagraphStyle
 from reportlab.pdfgen.canvas import Canvas
-from reportlab.platypus import BaseDocTemplate, Flowable, Frame, PageTemplate, Paragraph, Spacer, Table, TableStyle
+from reportlab.platypus import (
+    BaseDocTemplate,
+    Flowable,
+    Frame,
+    KeepTogether,
+    PageTemplate,
+    Paragraph,
+    Spacer,
+    Table,
+    TableStyle,
+)
 
 from billing.documents.printed import PrintedDocument, PrintedRow, PrintedSum
 from billing.documents.typefaces import BOLD, REGULAR, Typefaces
@@ -24,10 +35,34 @@ _FOOTER_Y: Final = 28
 _GREY: Final = HexColor("#667085")
 _RULE: Final = HexColor("#d0d5dd")
 _TEXT: Final = ParagraphStyle("text", fontName=REGULAR, fontSize=8, leading=11, splitLongWords=1)
-_NUMBER: Final = ParagraphStyle("number", parent=_TEXT, alignment=TA_RIGHT)
+_NUMBER: Final = ParagraphStyle("number", parent=_TEXT, alignment=TA_RIGHT, splitLongWords=0)
 _TITLE: Final = ParagraphStyle("title", parent=_TEXT, fontName=BOLD, fontSize=16, leading=20)
-_COLUMNS: Final = (_INNER - 240, 100, 70, 70)
+_COLUMNS: Final = (_INNER - 280, 120, 90, 70)
 _HALVES: Final = (_INNER // 2, _INNER - _INNER // 2)
+
+
+class _NumberedPages(Canvas):
+    """A canvas that knows on its first page how many follow."""
+
+    def __init__(self, *args: Any, footer: str, **options: Any) -> None:  # ReportLab's own signature
+        super().__init__(*args, **options)
+        self._pages: list[dict[str, Any]] = []
+        self._footer = footer
+
+    def showPage(self) -> None:  # noqa: N802 - ReportLab's own name
+        self._pages.append(dict(self.__dict__))
+        self._startPage()  # type: ignore[attr-defined]  # not in the stubs
+
+    def save(self) -> None:
+        pages = self._pages
+        for number, page in enumerate(pages, start=1):
+            self.__dict__.update(page)
+            self.setFont(REGULAR, 6)
+            self.setFillColor(_GREY)
+            self.drawString(_MARGIN, _FOOTER_Y, self._footer)
+            self.drawRightString(_WIDTH - _MARGIN, _FOOTER_Y, f"{number} of {len(pages)}")
+            super().showPage()
+        super().save()
 
 
 def render(document: PrintedDocument, typefaces: Typefaces) -> bytes:
@@ -45,14 +80,8 @@ def render(document: PrintedDocument, typefaces: Typefaces) -> bytes:
     )
     frame = Frame(_MARGIN, _MARGIN, _INNER, _HEIGHT - 2 * _MARGIN, leftPadding=0, rightPadding=0, id="page")
 
-    def foot(canvas: Canvas, _: Any) -> None:  # ReportLab's own signature
-        canvas.setFont(REGULAR, 6)
-        canvas.setFillColor(_GREY)
-        canvas.drawString(_MARGIN, _FOOTER_Y, document.footer)
-        canvas.drawRightString(_WIDTH - _MARGIN, _FOOTER_Y, f"Page {canvas.getPageNumber()}")
-
-    template.addPageTemplates(PageTemplate(id="page", frames=[frame], onPage=foot))
-    template.build(_story(document, typefaces))
+    template.addPageTemplates(PageTemplate(id="page", frames=[frame]))
+    template.build(_story(document, typefaces), canvasmaker=partial(_NumberedPages, footer=document.footer))
     return out.getvalue()
 
 
@@ -60,7 +89,7 @@ def _story(document: PrintedDocument, typefaces: Typefaces) -> list[Flowable]:
     def text(value: str, style: ParagraphStyle = _TEXT, *, bold: bool = False) -> Paragraph:
         return Paragraph(typefaces.markup(value, bold=bold), style)
 
-    def block(label: str, lines: Sequence[str]) -> list[Paragraph]:
+    def block(label: str, lines: Sequence[str]) -> list[Flowable]:
         return [text(label, bold=True), *(text(line) for line in lines)]
 
     facts = Table(
@@ -95,9 +124,11 @@ def _story(document: PrintedDocument, typefaces: Typefaces) -> list[Flowable]:
                     ("VALIGN", (0, 0), (-1, -1), "TOP"),
                     ("TOPPADDING", (0, 0), (-1, -1), 1),
                     ("RIGHTPADDING", (-1, 0), (-1, -1), 0),
+                    ("NOSPLIT", (0, 0), (-1, -1)),
                 ]
             ),
         ),
+        *([Spacer(0, 12), KeepTogether(block("Payment", document.terms))] if document.terms else []),
         *(part for note in document.notes for part in (Spacer(0, 8), text(note))),
     ]
 

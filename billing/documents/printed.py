@@ -1,7 +1,7 @@
 """What is printed on an invoice and on a credit note, as text: pure functions of the documents. ``pdf`` draws it."""
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from typing import Final
 
@@ -11,15 +11,13 @@ from billing.invoices.views import CreditNoteView, InvoiceDocument
 from billing.tax.calculation import TaxLine
 from billing.tax.parties import Buyer, Seller
 from billing.views import LINE_KINDS_IN_WORDS, InvoiceLineView
-from core.money import NANOS_PER_CENT, format_usd
+from core.money import NANOS_PER_CENT, format_usd, round_to_cents
 
-_SOURCES: Final = {
-    "stripe": "Payment",
-    "manual": "Payment",
-    "credits": "Paid from prepaid credits",
-    "balance": "Paid from the balance",
-}
-_DESTINATIONS: Final = {"refund": "refund", "balance": "to the balance", "amount_due": "lowers the amount due"}
+_PAID_AT_ONCE: Final = {"credits": "Paid from prepaid credits", "balance": "Paid from the balance"}
+"""What pays when the invoice is made. Whatever happens later is not printed, so a document never changes."""
+_PER_MILLION: Final = frozenset({"token", "page_second"})
+_MILLION: Final = 1_000_000
+_DAY: Final = timedelta(days=1)
 _NOT_A_MODEL: Final = "Fees, discounts and other charges"
 
 
@@ -52,10 +50,11 @@ class PrintedDocument(msgspec.Struct, frozen=True, kw_only=True):
     sums: Sequence[PrintedSum]
     notes: Sequence[str]
     footer: str
+    terms: Sequence[str] = ()
 
 
 def printed_invoice(document: InvoiceDocument, *, lines_max: int) -> PrintedDocument:
-    """An invoice. More than ``lines_max`` lines are summed up by model, and a note says so."""
+    """An invoice as it was made. More than ``lines_max`` lines are summed up by model, and a note says so."""
     invoice = document.invoice
     notes = [tax.note for tax in document.tax_lines if tax.note]
     if len(document.lines) <= lines_max:
@@ -69,19 +68,14 @@ def printed_invoice(document: InvoiceDocument, *, lines_max: int) -> PrintedDocu
     return PrintedDocument(
         title="Invoice",
         number=invoice.number,
-        facts=(
-            ("Invoice number", invoice.number),
-            ("Date", _day(invoice.created_at)),
-            ("Period", f"{_instant(invoice.period_start)} to {_instant(invoice.period_end)}"),
-            ("Status", invoice.status),
-            ("Account", invoice.tenant_id),
-        ),
+        facts=_facts(document),
         seller=_seller(document.seller),
         buyer=_buyer(document.buyer, invoice.tenant_id),
         rows=rows,
         sums=_invoice_sums(document),
         notes=tuple(dict.fromkeys(notes)),
         footer=f"{invoice.number} · SHA-256 {document.sha256}",
+        terms=_terms(document),
     )
 
 
@@ -95,7 +89,6 @@ def printed_credit_note(note: CreditNoteView, document: InvoiceDocument, sha256:
             ("Credit note number", note.number),
             ("Date", _day(note.created_at)),
             ("For invoice", f"{document.invoice.number} of {_day(document.invoice.created_at)}"),
-            ("Account", note.tenant_id),
         ),
         seller=_seller(document.seller),
         buyer=_buyer(document.buyer, note.tenant_id),
@@ -126,20 +119,53 @@ def printed_credit_note(note: CreditNoteView, document: InvoiceDocument, sha256:
     )
 
 
+def _facts(document: InvoiceDocument) -> list[tuple[str, str]]:
+    invoice, buyer = document.invoice, document.buyer
+    facts = [
+        ("Invoice number", invoice.number),
+        ("Date", _day(invoice.created_at)),
+        ("Due date", "" if invoice.due_on is None else f"{invoice.due_on:%Y-%m-%d}"),
+        ("Period", _days(invoice.period_start, invoice.period_end)),
+        ("Your order number", (buyer and buyer.order_number) or ""),
+    ]
+    return [fact for fact in facts if fact[1]]
+
+
+def _terms(document: InvoiceDocument) -> list[str]:
+    """When and how to pay. Nothing where nothing was due."""
+    invoice = document.invoice
+    due_cents = _due_at_first(document)
+    if due_cents <= 0 or invoice.due_on is None:
+        return []
+    days = (invoice.due_on - invoice.created_at.astimezone(UTC).date()).days
+    within = "on receipt" if days == 0 else f"within {days} day{'' if days == 1 else 's'}, by {invoice.due_on:%Y-%m-%d}"
+    how = () if document.seller is None else document.seller.how_to_pay
+    return [f"Payable {within}. Please name {invoice.number} with your payment.", *how]
+
+
 def _row(line: InvoiceLineView) -> PrintedRow:
     used = "" if line.used_units is None else f" ({_number(line.used_units)} used)"
+    is_amount = line.unit == "amount"
     return PrintedRow(
         description=_description(line),
-        quantity=f"{_number(line.quantity)} {_unit(line.unit, line.quantity)}{used}",
-        unit_price=format_usd(line.unit_price_nanos),
-        amount=format_usd(line.amount_nanos),
+        quantity="" if is_amount else f"{_number(line.quantity)} {_unit(line.unit, line.quantity)}{used}",
+        unit_price="" if is_amount else _price(line.unit, line.unit_price_nanos),
+        amount=_cents(line.amount_cents),
     )
 
 
+def _price(unit: str, nanos: int) -> str:
+    """A price of a million tokens, or of one of a larger unit."""
+    if unit in _PER_MILLION:
+        return f"{format_usd(nanos * _MILLION)} per million"
+    return format_usd(nanos)
+
+
 def _description(line: InvoiceLineView) -> str:
-    parts = [LINE_KINDS_IN_WORDS[line.kind]]
-    if line.description:
-        parts.append(line.description)
+    kind = LINE_KINDS_IN_WORDS[line.kind]
+    parts = [kind] if line.description is None else [line.description]
+    if line.description is not None and not line.description.startswith(kind):
+        parts.insert(0, kind)
     if line.base_model is not None:
         parts.append(line.base_model)
     elif line.tier is not None:
@@ -154,12 +180,15 @@ def _description(line: InvoiceLineView) -> str:
         parts.append("flex" if line.list_price_nanos is None else _discounted(line, line.list_price_nanos))
     if line.late_for is not None:
         parts.append(f"used in {line.late_for:%Y-%m}, recorded late")
+    if line.covers_from is not None and line.covers_until is not None:
+        parts.append(_days(line.covers_from, line.covers_until))
     return ", ".join(parts)
 
 
 def _discounted(line: InvoiceLineView, list_price_nanos: int) -> str:
     """The list price and the discount of flex usage, whose unit price and amount are net."""
-    return f"flex, list price {format_usd(list_price_nanos)} less {format_usd(line.batch_discount_nanos)}"
+    less = _cents(round_to_cents(line.batch_discount_nanos))
+    return f"flex, list price {_price(line.unit, list_price_nanos)}, less {less}"
 
 
 def _by_model(lines: Iterable[InvoiceLineView]) -> list[PrintedRow]:
@@ -169,48 +198,45 @@ def _by_model(lines: Iterable[InvoiceLineView]) -> list[PrintedRow]:
         name = line.base_model or ("All models" if line.tier is not None else _NOT_A_MODEL)
         found = sums.setdefault(name, [0, 0])
         found[0] += 1
-        found[1] += line.amount_nanos
+        found[1] += line.amount_cents
     return [
         PrintedRow(
             description=name,
             quantity=f"{count:,} line{'' if count == 1 else 's'}",
             unit_price="",
-            amount=format_usd(nanos),
+            amount=_cents(cents),
         )
-        for name, (count, nanos) in sums.items()
+        for name, (count, cents) in sums.items()
     ]
 
 
 def _invoice_sums(document: InvoiceDocument) -> list[PrintedSum]:
     invoice = document.invoice
-    lines = sum(line.amount_nanos for line in document.lines)
-    sums = [PrintedSum(label="Sum of lines, exact", amount=format_usd(lines))]
-    sums += [
-        PrintedSum(label=f"Promotional credit {credit.lot_id}", amount=format_usd(-credit.amount_nanos))
-        for credit in document.credits
-    ]
-    exact = lines - sum(credit.amount_nanos for credit in document.credits)
-    if rounding := invoice.net_cents * NANOS_PER_CENT - exact:
-        label = "Rounding to cents" if abs(rounding) < NANOS_PER_CENT else "Carried over, and rounding to cents"
-        sums.append(PrintedSum(label=label, amount=format_usd(rounding)))
+    sums = []
+    if document.credits:
+        promotional_cents = sum(credit.amount_cents for credit in document.credits)
+        sums += [
+            PrintedSum(label="Sum of lines", amount=_cents(invoice.net_cents + promotional_cents)),
+            PrintedSum(label="Promotional credit", amount=_cents(-promotional_cents)),
+        ]
     sums += [
         PrintedSum(label="Net", amount=_cents(invoice.net_cents)),
         *_tax_sums(document.tax_lines),
         PrintedSum(label="Total", amount=_cents(invoice.total_cents), total=True),
     ]
-    for payment in document.payments:
-        label = f"{_SOURCES[payment.source]} of {_day(payment.created_at)}"
-        sums.append(PrintedSum(label=label, amount=_cents(-payment.amount_cents)))
-    for note in document.credit_notes:
-        label = f"Credit note {note.number}: {_cents(note.total_cents)}, {_DESTINATIONS[note.destination]}"
-        sums.append(PrintedSum(label=label, amount=_cents(-note.due_cents)))
     sums += [
-        PrintedSum(label=f"{event.kind.replace('_', ' ').capitalize()} on {_day(event.created_at)}", amount="")
-        for event in document.events
-        if event.kind in {"void", "uncollectible", "recovered"}
+        PrintedSum(label=_PAID_AT_ONCE[payment.source], amount=_cents(-payment.amount_cents))
+        for payment in document.payments
+        if payment.source in _PAID_AT_ONCE
     ]
-    sums.append(PrintedSum(label="Amount due (US dollars)", amount=_cents(invoice.amount_due_cents), total=True))
+    sums.append(PrintedSum(label="Amount due (US dollars)", amount=_cents(_due_at_first(document)), total=True))
     return sums
+
+
+def _due_at_first(document: InvoiceDocument) -> int:
+    """What was due when the invoice was made."""
+    at_once = sum(payment.amount_cents for payment in document.payments if payment.source in _PAID_AT_ONCE)
+    return document.invoice.total_cents - at_once
 
 
 def _tax_sums(taxes: Iterable[TaxLine]) -> list[PrintedSum]:
@@ -243,8 +269,8 @@ def _party(name: str, address: Iterable[str], country: str | None, vat_id: str |
 
 
 def _unit(unit: str, quantity: Decimal) -> str:
-    text = unit.replace("_", " ") if unit != "amount" else ""
-    return text if quantity == 1 or not text else f"{text}s"
+    text = {"gb_hour": "GB-hour"}.get(unit, unit.replace("_", "-"))
+    return text if quantity == 1 else f"{text}s"
 
 
 def _number(value: Decimal) -> str:
@@ -260,5 +286,9 @@ def _day(instant: datetime) -> str:
     return f"{instant:%Y-%m-%d}"
 
 
-def _instant(instant: datetime) -> str:
-    return f"{instant:%Y-%m-%d}" if instant.time().isoformat() == "00:00:00" else f"{instant:%Y-%m-%d %H:%M:%S} UTC"
+def _days(start: datetime, end: datetime) -> str:
+    """A time by its first and its last day, where both are whole days of UTC, else by its instants."""
+    start, end = start.astimezone(UTC), end.astimezone(UTC)
+    if start.time() == end.time() == time():
+        return f"{_day(start)} to {_day(end - _DAY)}"
+    return f"{start:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} UTC"

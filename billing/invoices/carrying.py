@@ -1,25 +1,29 @@
-"""Carries periods of less than a cent to the tenant's next invoice, so that they cost no document and are not lost.
+"""Carries lines to the tenant's next invoice: of periods of less than a cent, and of invoices that were voided.
 
 A scheduled period below one cent gets no invoice, as one of free usage. Its lines wait, and are on the next invoice
 beside that one's own, which is made when all together reach a cent. If only small periods made it reach one, the
 invoice charges whole cents and leaves the rest to the next; an invoice with a cent or more of its own is rounded as a
 whole. An explicit close that would make an invoice over $0.00 leaves the period open. Usage that credit pays is due.
+The lines of a void invoice wait in the same way, less what credit notes have credited of them.
 """
 
+from datetime import datetime
 from typing import Final, NamedTuple
 
 import msgspec
+import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.charges.lines import DraftInvoiceLine, amount_line
-from billing.invoices.models import CarriedPeriod, Invoice
+from billing.invoices.models import CarriedPeriod, Invoice, InvoiceLine
 from billing.periods import Period
+from billing.subscriptions.billed_until import billed_until_of
 from core.db import database_now
-from core.money import NANOS_PER_CENT, round_to_cents
+from core.money import NANOS_PER_CENT, cents_to_nanos, round_to_cents
 
 
 class Waiting(NamedTuple):
-    """What waits for the next invoice: the lines of small periods, and the rest of the last invoice."""
+    """What waits for the next invoice: the lines of small periods and void invoices, and the rest of the last one."""
 
     lines: list[DraftInvoiceLine]
     rest_nanos: int
@@ -41,14 +45,19 @@ class Collected(NamedTuple):
 
 def read_waiting(session: Session, tenant_id: str) -> Waiting:
     """What waits for the tenant's next invoice. The caller holds the tenant's subscription."""
-    last = session.exec(
-        select(Invoice).where(Invoice.tenant_id == tenant_id).order_by(col(Invoice.period_end).desc()).limit(1)
-    ).first()
-    statement = select(CarriedPeriod).where(CarriedPeriod.tenant_id == tenant_id)
-    if last is not None:
-        statement = statement.where(CarriedPeriod.period_end > last.period_end)
-    lines = [line for row in session.exec(statement.order_by(col(CarriedPeriod.period_end))) for line in _lines(row)]
-    return Waiting(lines, 0 if last is None else last.carried_nanos)
+    last = select(Invoice.carried_nanos).where(Invoice.tenant_id == tenant_id)
+    rest_nanos = session.exec(last.order_by(col(Invoice.period_end).desc()).limit(1)).first()
+    return Waiting(waiting_lines(session, tenant_id), rest_nanos or 0)
+
+
+def waiting_lines(session: Session, tenant_id: str) -> list[DraftInvoiceLine]:
+    """The lines that wait for the tenant's next invoice, of the oldest period first."""
+    invoiced = sa.exists().where(
+        col(Invoice.tenant_id) == col(CarriedPeriod.tenant_id),
+        col(Invoice.period_end) > col(CarriedPeriod.billed_until),
+    )
+    wanted = select(CarriedPeriod).where(CarriedPeriod.tenant_id == tenant_id, ~invoiced)
+    return [line for row in session.exec(wanted.order_by(col(CarriedPeriod.period_end))) for line in _lines(row)]
 
 
 def is_due(lines: list[DraftInvoiceLine], waiting: Waiting, *, scheduled: bool, least_cents: int = 1) -> bool:
@@ -82,6 +91,33 @@ def collect(lines: list[DraftInvoiceLine], waiting: Waiting, *, scheduled: bool)
 
 def carry(session: Session, tenant_id: str, period: Period, lines: list[DraftInvoiceLine]) -> None:
     """Keep the lines of a small period for the next invoice."""
+    _keep(session, tenant_id, period, lines, billed_until=period.end)
+
+
+def carry_void(session: Session, invoice: Invoice, credited_cents: int) -> None:
+    """Keep the lines of an invoice that is voided for the next invoice, less what credit notes took of its net. The
+    caller holds the tenant's subscription.
+    """
+    of_invoice = select(InvoiceLine).where(InvoiceLine.invoice_id == invoice.id).order_by(col(InvoiceLine.position))
+    lines = [msgspec.convert(line, DraftInvoiceLine, from_attributes=True) for line in session.exec(of_invoice)]
+    if credited_cents:
+        description = "Credited before the invoice was voided"
+        lines.append(amount_line("carried", -cents_to_nanos(credited_cents), description=description))
+    billed_until = billed_until_of(session, invoice.tenant_id)
+    assert billed_until is not None, "a tenant with an invoice has invoiced time"
+    period = Period(invoice.period_start, invoice.period_end)
+    _keep(session, invoice.tenant_id, period, lines, billed_until=billed_until, invoice_id=invoice.id)
+
+
+def _keep(
+    session: Session,
+    tenant_id: str,
+    period: Period,
+    lines: list[DraftInvoiceLine],
+    *,
+    billed_until: datetime,
+    invoice_id: str | None = None,
+) -> None:
     session.add(
         CarriedPeriod(
             tenant_id=tenant_id,
@@ -90,13 +126,15 @@ def carry(session: Session, tenant_id: str, period: Period, lines: list[DraftInv
             amount_nanos=_sum(lines),
             lines=[msgspec.to_builtins(line) for line in lines],
             created_at=database_now(session),
+            invoice_id=invoice_id,
+            billed_until=billed_until,
         )
     )
     session.flush()
 
 
 def _lines(row: CarriedPeriod) -> list[DraftInvoiceLine]:
-    """The lines of a small period. Those of usage get its bounds, which name the time of their requests."""
+    """The lines of a period. Those of usage get its bounds, which name the time of their requests."""
     stored = [msgspec.convert(line, DraftInvoiceLine) for line in row.lines]
     return [
         line

@@ -2,11 +2,10 @@
 
 A tenant's transaction holds the tenant's subscription, so usage that is recorded meanwhile waits for the commit and is
 late for the next invoice. A close that is killed has closed some tenants and not others; closing again does the rest.
-Taxes are decided before the transaction; where they cannot be, that tenant's invoice waits (``holds``).
 """
 
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -15,18 +14,14 @@ from sqlmodel import Session
 from billing.charges.period import period_lines
 from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
-from billing.invoices import carrying, holds
-from billing.invoices.finalizing import Taxation, finalize
+from billing.invoices import carrying
+from billing.invoices.finalizing import finalize
 from billing.periods import Period, aware
 from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until, read_billed_until
 from billing.subscriptions.ending import ended_at_of
-from billing.tax.profiles import read_parties
-from billing.tax.sources import OwnRates, TaxSource, TaxUnavailable
 from billing.views import InvoiceKind, InvoiceView
 from core.db import database_now, unit_of_work
 from core.errors import InvalidRequest
-
-OWN_RATES: Final = OwnRates()
 
 
 class CloseResult(NamedTuple):
@@ -43,7 +38,6 @@ def close_all(
     tenant_id: str | None = None,
     dry_run: bool = False,
     least_cents: int = 1,
-    tax: TaxSource = OWN_RATES,
 ) -> CloseResult:
     """One invoice for every tenant, or this one, with uninvoiced usage settled before ``until`` (exclusive; None means
     now), each in a transaction of its own. A tenant that fails stops no other. A ``dry_run`` leaves nothing. Periods
@@ -64,7 +58,7 @@ def close_all(
     invoices: list[InvoiceView] = []
 
     def close(each: str) -> None:
-        invoice = close_tenant(engine, each, until, tax=tax, dry_run=dry_run, least_cents=least_cents)
+        invoice = close_tenant(engine, each, until, dry_run=dry_run, least_cents=least_cents)
         invoices.extend([] if invoice is None else [invoice])
 
     failed = each_tenant(tenant_ids, "close", close)
@@ -78,24 +72,20 @@ def close_tenant(
     *,
     scheduled: bool = False,
     kind: InvoiceKind = "period",
-    tax: TaxSource = OWN_RATES,
     dry_run: bool = False,
     least_cents: int = 1,
 ) -> InvoiceView | None:
     """Close a subscribed tenant's open period at ``until``. None when there is nothing to invoice: then the period
     stays open. A ``scheduled`` period ends in any case; below one cent it is carried to the next without an invoice.
     A ``dry_run`` makes the same invoice and takes it back: it has neither id nor number.
-
-    Raises TaxUnavailable after noting the reason at the tenant's draft.
     """
-    taxation = _taxation(engine, tenant_id, tax, dry_run=dry_run)
     with unit_of_work(engine) as session:
         billed_until = lock_billed_until(session, tenant_id)
         start = period_start(session, tenant_id, billed_until)
         if start is None or start >= until:
             return None
         invoice = _close(
-            session, tenant_id, Period(start, until), taxation, scheduled=scheduled, kind=kind, least_cents=least_cents
+            session, tenant_id, Period(start, until), scheduled=scheduled, kind=kind, least_cents=least_cents
         )
         if dry_run:
             session.rollback()
@@ -107,7 +97,6 @@ def _close(
     session: Session,
     tenant_id: str,
     period: Period,
-    taxation: Taxation,
     *,
     scheduled: bool,
     kind: InvoiceKind,
@@ -122,7 +111,6 @@ def _close(
         session.rollback()  # the period stays open, so it leaves nothing to the next
         return None
     advance_billed_until(session, tenant_id, period.end)
-    holds.release(session, tenant_id)
     if not due:
         if lines:
             carrying.carry(session, tenant_id, period, lines)
@@ -130,17 +118,4 @@ def _close(
     if ended_at is not None and period.end >= ended_at:
         kind = "supplementary" if period.start >= ended_at else "final"
     collected = carrying.collect(lines, waiting, scheduled=may_wait)
-    return finalize(
-        session, tenant_id, period, collected.lines, taxation, kind=kind, carried_nanos=collected.rest_nanos
-    )
-
-
-def _taxation(engine: sa.Engine, tenant_id: str, tax: TaxSource, *, dry_run: bool) -> Taxation:
-    with unit_of_work(engine) as session:
-        parties, at = read_parties(session, tenant_id)
-    try:
-        return Taxation(parties, tax.decide(engine, parties, at), at)
-    except TaxUnavailable as error:
-        if not dry_run:
-            holds.hold(engine, tenant_id, error.message)
-        raise
+    return finalize(session, tenant_id, period, collected.lines, kind=kind, carried_nanos=collected.rest_nanos)

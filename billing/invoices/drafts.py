@@ -15,18 +15,15 @@ from billing.charges.lines import DraftInvoiceLine
 from billing.charges.period import charge_parts
 from billing.charges.totals import period_start
 from billing.invoices import carrying, settlement
-from billing.invoices.closing import OWN_RATES
 from billing.invoices.finalizing import Amounts, amounts
-from billing.invoices.holds import read_hold
-from billing.invoices.models import InvoiceHold
 from billing.invoices.queries import batch_discount_nanos
 from billing.invoices.views import DraftDocument
 from billing.periods import Period
 from billing.subscriptions.billed_until import billed_until_of
 from billing.subscriptions.calendar import CalendarHistory
-from billing.tax.calculation import TaxDecision, line_shares
+from billing.tax.calculation import line_shares
 from billing.tax.profiles import read_parties
-from billing.tax.sources import TaxSource, TaxUnavailable
+from billing.tax.rate_table import tax_between
 from billing.views import InvoiceLineView
 from core.db import database_now, unit_of_work
 
@@ -36,23 +33,19 @@ class _Situation(NamedTuple):
 
     now: datetime
     grace: timedelta
-    hold: InvoiceHold | None
-    untaxed_because: str | None
+    warnings: tuple[str, ...]
 
 
-def read_drafts(
-    engine: sa.Engine, tenant_id: str, *, grace: timedelta, tax: TaxSource = OWN_RATES
-) -> list[DraftDocument]:
-    """The tenant's drafts, oldest first. Empty before its first plan. Where the taxes are not known, the draft
-    says why and shows none.
-    """
-    decision, reason = _tax(engine, tenant_id, tax)
+def read_drafts(engine: sa.Engine, tenant_id: str, *, grace: timedelta) -> list[DraftDocument]:
+    """The tenant's drafts, oldest first. Empty before its first plan."""
     with unit_of_work(engine) as session:
         session.connection().exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         start = period_start(session, tenant_id, billed_until_of(session, tenant_id))
         if start is None:
             return []
-        situation = _Situation(database_now(session), grace, read_hold(session, tenant_id), reason)
+        parties, at = read_parties(session, tenant_id)
+        situation = _Situation(database_now(session), grace, parties.warnings())
+        tax = tax_between(session, parties, at)
         contract, state = read_contract(session, tenant_id), read_state(session, tenant_id, start)
         waiting = carrying.read_waiting(session, tenant_id)
         credit = settlement.plan_credit(session, tenant_id)
@@ -61,20 +54,11 @@ def read_drafts(
             ended = period.end <= situation.now
             charged = charge_parts(session, tenant_id, contract, period, state, closing=ended)
             lines = carrying.collect(charged.lines, waiting, scheduled=False).lines
-            made = amounts(lines, credit.pay_promotional(period, lines), decision)
+            made = amounts(lines, credit.pay_promotional(period, lines), tax)
             credit.pay_due(period, lines, made.net_cents + made.tax_cents)
             drafts.append(_draft(tenant_id, period, made, situation))
             state, waiting = charged.state, carrying.NOTHING
         return drafts
-
-
-def _tax(engine: sa.Engine, tenant_id: str, tax: TaxSource) -> tuple[TaxDecision, str | None]:
-    with unit_of_work(engine) as session:
-        parties, at = read_parties(session, tenant_id)
-    try:
-        return tax.decide(engine, parties, at), None
-    except TaxUnavailable as error:
-        return TaxDecision(), error.message
 
 
 def _periods(calendars: CalendarHistory, start: datetime, now: datetime) -> list[Period]:
@@ -84,7 +68,6 @@ def _periods(calendars: CalendarHistory, start: datetime, now: datetime) -> list
 
 def _draft(tenant_id: str, period: Period, made: Amounts, situation: _Situation) -> DraftDocument:
     ended = period.end <= situation.now
-    hold = situation.hold if ended else None
     shares = line_shares([tax.tax_cents for tax in made.taxes], [line.amount_cents for line in made.lines])
     return DraftDocument(
         tenant_id=tenant_id,
@@ -100,8 +83,7 @@ def _draft(tenant_id: str, period: Period, made: Amounts, situation: _Situation)
         lines=tuple(_line(line, share) for line, share in zip(made.lines, shares, strict=True)),
         credits=tuple(made.credits),
         tax_lines=tuple(made.taxes),
-        held_because=situation.untaxed_because if hold is None else hold.reason,
-        next_try_at=None if hold is None else hold.next_try_at,
+        warnings=situation.warnings,
     )
 
 

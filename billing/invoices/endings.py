@@ -1,9 +1,11 @@
-"""Ends open invoices: voids one that was wrong, and writes off one that cannot be collected."""
+"""Ends open invoices: voids one that was wrong, whose lines the next invoice has, and writes off one that cannot be
+collected.
+"""
 
 from sqlmodel import Session
 
 from billing import ledger
-from billing.invoices import settlement
+from billing.invoices import carrying, settlement
 from billing.invoices.credit_note_queries import credited_tax_cents
 from billing.invoices.events import append, lock_invoice, paid_cents
 from billing.invoices.models import Invoice
@@ -17,10 +19,13 @@ from core.ids import new_id
 from core.money import cents_to_nanos
 
 
-def void_invoice(session: Session, *, invoice_id: str, reason: str, actor: str | None = None) -> InvoiceView:
-    """Void an open invoice of which nothing is paid in money: its revenue and tax are taken back, the credit and the
-    balance that it used are returned, and its usage is on no standing invoice. Raises NotFound, and Conflict for any
-    other invoice.
+def void_invoice(
+    session: Session, *, invoice_id: str, reason: str, write_off: bool = False, actor: str | None = None
+) -> InvoiceView:
+    """Void an open invoice of which nothing is paid in money. Its tax is taken back, and the credit and the balance
+    that it used are returned. Its lines are on the tenant's next invoice, less what credit notes have taken; with
+    ``write_off`` they are on none, and their revenue is taken back. Raises NotFound, and Conflict for any other
+    invoice.
     """
     invoice, state = _lock_with_credit(session, invoice_id)
     _require_open(invoice, state, "void")
@@ -30,23 +35,46 @@ def void_invoice(session: Session, *, invoice_id: str, reason: str, actor: str |
             code="invoice_partly_paid",
             param="invoice_id",
         )
-    balance_cents = paid_cents(session, invoice_id, "balance")
+    credited_tax = credited_tax_cents(session, invoice_id)
+    credited_net = state.credited_cents - credited_tax
+    if not write_off:
+        carrying.carry_void(session, invoice, credited_net)
+    transfer_id = _post_void(session, invoice, state, credited_net, credited_tax, write_off=write_off)
+    change = EventChange(kind="void", amount_cents=state.amount_due_cents)
+    append(
+        session, invoice_id, state, change,
+        transfer_id=transfer_id, write_off=write_off, reason=reason, actor=actor,
+    )  # fmt: skip
+    settlement.stop_collecting(session, invoice, "void")
+    return read_invoice(session, invoice_id)
+
+
+def _post_void(
+    session: Session, invoice: Invoice, state: InvoiceState, credited_net: int, credited_tax: int, *, write_off: bool
+) -> str:
+    """Take the invoice's posting back, so that its usage is not billed; with ``write_off``, its revenue too."""
+    balance_cents = paid_cents(session, invoice.id, "balance")
     credit_cents = settlement.give_back(session, invoice)
     assert state.paid_cents == balance_cents + credit_cents, "without money, credit and the balance have paid"
-    tax_cents = invoice.tax_cents - credited_tax_cents(session, invoice_id)
-    sides = (
-        (AccountRef("revenue"), state.amount_due_cents + state.paid_cents - tax_cents),
-        (AccountRef("tax_payable"), tax_cents),
+    promotional_nanos = settlement.promotional_nanos(session, invoice.id)
+    usage_nanos = invoice.amount_nanos - cents_to_nanos(credited_net)
+    cents = (
+        (AccountRef("tax_payable"), invoice.tax_cents - credited_tax),
         (AccountRef("customer_balance", invoice.tenant_id), -balance_cents),
         (AccountRef("receivable", invoice.tenant_id), -(state.amount_due_cents + credit_cents)),
     )
-    legs = tuple(Leg(account, cents_to_nanos(cents)) for account, cents in sides if cents)
-    posting = Posting(transfer_id=new_id("tr"), kind="void", legs=legs)
+    unbilled_nanos = -promotional_nanos if write_off else usage_nanos - promotional_nanos
+    sides = [
+        *((account, cents_to_nanos(each)) for account, each in cents),
+        (AccountRef("usage_unbilled", invoice.tenant_id), unbilled_nanos),
+        (AccountRef("revenue"), usage_nanos if write_off else 0),
+        (AccountRef("rounding"), cents_to_nanos(invoice.net_cents) - (invoice.amount_nanos - promotional_nanos)),
+    ]
+    posting = Posting(
+        transfer_id=new_id("tr"), kind="void", legs=tuple(Leg(account, nanos) for account, nanos in sides if nanos)
+    )
     ledger.post(session, posting)
-    change = EventChange(kind="void", amount_cents=state.amount_due_cents)
-    append(session, invoice_id, state, change, transfer_id=posting.transfer_id, reason=reason, actor=actor)
-    settlement.stop_collecting(session, invoice, "void")
-    return read_invoice(session, invoice_id)
+    return posting.transfer_id
 
 
 def _lock_with_credit(session: Session, invoice_id: str) -> tuple[Invoice, InvoiceState]:

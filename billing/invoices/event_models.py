@@ -14,7 +14,8 @@ class InvoiceEvent(SQLModel, table=True):
     """One event of an invoice, and what the invoice is after it (``status`` to ``credited_cents``).
 
     ``amount_cents`` is by how much the event lowers the amount due; ``surplus_cents`` was paid beyond it and went to
-    the customer's balance. ``reference`` is the payment's own id at its source.
+    the customer's balance. ``reference`` is the payment's own id at its source. ``write_off`` is set where a void
+    leaves nothing to the next invoice.
     """
 
     __tablename__ = "invoice_events"
@@ -30,6 +31,7 @@ class InvoiceEvent(SQLModel, table=True):
         sa.CheckConstraint("(kind = 'payment') = (source IS NOT NULL)", name="payment_has_source"),
         sa.CheckConstraint("(kind = 'credit_note') = (credit_note_id IS NOT NULL)", name="note_is_named"),
         sa.CheckConstraint("surplus_cents >= 0", name="surplus_not_negative"),
+        sa.CheckConstraint("NOT write_off OR kind = 'void'", name="only_voids_write_off"),
         sa.Index("ix_invoice_events_status", "status", "invoice_id"),
     )
 
@@ -49,6 +51,7 @@ class InvoiceEvent(SQLModel, table=True):
     paid_cents: int = Field(sa_type=sa.BigInteger)
     credited_cents: int = Field(sa_type=sa.BigInteger)
     created_at: datetime = Field(sa_type=Instant)
+    write_off: bool = Field(default=False, sa_column_kwargs={"server_default": sa.false()})
 
 
 class CreditNote(SQLModel, table=True):

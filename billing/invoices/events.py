@@ -69,6 +69,7 @@ class EventFacts(TypedDict, total=False):
     credit_note_id: str
     reason: str | None
     actor: str | None
+    write_off: bool
 
 
 def append(
@@ -87,7 +88,7 @@ def append(
             paid_cents=result.paid_cents,
             credited_cents=result.credited_cents,
             created_at=sa.func.clock_timestamp(),
-            **({"surplus_cents": 0} | facts),
+            **({"surplus_cents": 0, "write_off": False} | facts),
         )
     )
     return result

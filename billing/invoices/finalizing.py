@@ -5,7 +5,7 @@ The order: promotional credits, rounding of the net, tax, and then what pays at 
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC
 from typing import NamedTuple
 
 import msgspec
@@ -25,18 +25,11 @@ from billing.invoices.views import AppliedCredit
 from billing.notifications.outbox import notify
 from billing.periods import Period
 from billing.tax.calculation import TaxDecision, TaxLine, tax_lines
-from billing.tax.parties import Parties
+from billing.tax.profiles import read_parties
+from billing.tax.rate_table import tax_between
 from billing.views import InvoiceKind, InvoiceView
 from core.ids import new_id
 from core.money import cents_to_nanos, distribute_cents
-
-
-class Taxation(NamedTuple):
-    """Who sells to whom, and which taxes that has at the invoice's date."""
-
-    parties: Parties
-    decision: TaxDecision
-    at: datetime
 
 
 class Amounts(NamedTuple):
@@ -64,7 +57,7 @@ class Amounts(NamedTuple):
 
 
 def amounts(lines: Sequence[DraftInvoiceLine], uses: Sequence[CreditUse], decision: TaxDecision) -> Amounts:
-    """Round the net once, share its cents out over lines and credits, and add the taxes. Pure."""
+    """Round the net once, share its cents out over lines and credits, and add the tax. Pure."""
     nanos = [*(line.amount_nanos for line in lines), *(-use.amount_nanos for use in uses)]
     cents = distribute_cents(nanos)
     priced = [msgspec.structs.replace(line, amount_cents=share) for line, share in zip(lines, cents, strict=False)]
@@ -80,16 +73,16 @@ def finalize(
     tenant_id: str,
     period: Period,
     lines: Sequence[DraftInvoiceLine],
-    taxation: Taxation,
     *,
     kind: InvoiceKind,
     carried_nanos: int = 0,
 ) -> InvoiceView:
     """Write the final invoice of these lines. The caller holds the tenant's subscription and commits next."""
     lock_invoices(session, tenant_id)
+    parties, at = read_parties(session, tenant_id)
     invoice_id = new_id("inv")
     uses = settlement.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
-    made = amounts(lines, uses, taxation.decision)
+    made = amounts(lines, uses, tax_between(session, parties, at))
     invoice = Invoice(
         id=invoice_id,
         tenant_id=tenant_id,
@@ -102,9 +95,10 @@ def finalize(
         net_cents=made.net_cents,
         tax_cents=made.tax_cents,
         total_cents=made.net_cents + made.tax_cents,
-        seller=_builtins(taxation.parties.seller),
-        buyer=_builtins(taxation.parties.buyer),
-        created_at=taxation.at,
+        seller=_builtins(parties.seller),
+        buyer=_builtins(parties.buyer),
+        created_at=at,
+        due_on=parties.due_on(at.astimezone(UTC).date()),
     )
     _write_parts(session, invoice_id, made)
     session.add(invoice)

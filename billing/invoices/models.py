@@ -3,7 +3,7 @@ transaction; triggers refuse a part of an invoice that exists, and check that pa
 an invoice later is in ``billing.invoices.event_models``, its number and its seal in ``Document``.
 """
 
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +19,7 @@ class Invoice(SQLModel, table=True):
 
     ``amount_nanos`` is the exact sum of the lines, ``net_cents`` what is charged for it after promotional credits, and
     ``total_cents`` that and the tax. ``carried_nanos`` was left of small periods and waits for the next invoice.
+    ``due_on`` is the last day to pay, in UTC; null on invoices from before there were terms.
     """
 
     __tablename__ = "invoices"
@@ -45,6 +46,7 @@ class Invoice(SQLModel, table=True):
     seller: dict[str, Any] | None = Field(default=None, sa_type=JSONB(none_as_null=True))
     buyer: dict[str, Any] | None = Field(default=None, sa_type=JSONB(none_as_null=True))
     created_at: datetime = Field(sa_type=Instant)
+    due_on: date | None = None
 
 
 class Document(SQLModel, table=True):
@@ -110,10 +112,19 @@ class InvoiceTaxLine(SQLModel, table=True):
 
 
 class CarriedPeriod(SQLModel, table=True):
-    """A period of less than one cent, which got no invoice. Its lines are on the tenant's next invoice."""
+    """A period without a standing invoice: of less than one cent, or of a void one (``invoice_id``). Its lines are on
+    the tenant's next invoice, the first that ends after ``billed_until``, the end of invoiced time when this was
+    written.
+    """
 
     __tablename__ = "carried_periods"
-    __table_args__ = (sa.CheckConstraint("amount_nanos BETWEEN -9999999 AND 9999999", name="less_than_a_cent"),)
+    __table_args__ = (
+        sa.CheckConstraint(
+            "invoice_id IS NOT NULL OR amount_nanos BETWEEN -9999999 AND 9999999 AND billed_until = period_end",
+            name="less_than_a_cent",
+        ),
+        sa.UniqueConstraint("invoice_id"),
+    )
 
     tenant_id: str = Field(primary_key=True)
     period_end: datetime = Field(primary_key=True, sa_type=Instant)
@@ -121,18 +132,8 @@ class CarriedPeriod(SQLModel, table=True):
     amount_nanos: int = Field(sa_type=sa.BigInteger)
     lines: list[dict[str, Any]] = Field(sa_type=JSONB)  # DraftInvoiceLine
     created_at: datetime = Field(sa_type=Instant)
-
-
-class InvoiceHold(SQLModel, table=True):
-    """A tenant whose ended period waits because its tax could not be decided. Removed by the next invoice."""
-
-    __tablename__ = "invoice_holds"
-
-    tenant_id: str = Field(primary_key=True)
-    reason: str
-    attempts: int
-    since: datetime = Field(sa_type=Instant)
-    next_try_at: datetime = Field(sa_type=Instant)
+    invoice_id: str | None = Field(default=None, foreign_key="invoices.id")
+    billed_until: datetime = Field(sa_type=Instant)
 
 
 class InvoiceLine(SQLModel, table=True):

@@ -99,6 +99,7 @@ def read_document(session: Session, invoice_id: str, *, tenant_id: str | None = 
                 kind=cast("EventKind", event.kind),
                 amount_cents=event.amount_cents,
                 reason=event.reason,
+                write_off=event.write_off,
                 created_at=event.created_at,
             )
             for event in events
@@ -133,6 +134,7 @@ def invoice_view(invoice: Invoice, number: str, state: InvoiceState) -> InvoiceV
         paid_cents=state.paid_cents,
         credited_cents=state.credited_cents,
         amount_due_cents=state.amount_due_cents,
+        due_on=invoice.due_on,
         created_at=invoice.created_at,
     )
 

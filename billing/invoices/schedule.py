@@ -12,12 +12,10 @@ import structlog
 
 from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
-from billing.invoices.closing import OWN_RATES, close_tenant
-from billing.invoices.holds import held_until
+from billing.invoices.closing import close_tenant
 from billing.subscriptions.billed_until import read_billed_until
 from billing.subscriptions.ending import read_ended
 from billing.subscriptions.terms import all_calendars
-from billing.tax.sources import TaxSource
 from core.db import database_now, unit_of_work
 
 _log = structlog.get_logger()
@@ -26,30 +24,24 @@ _log = structlog.get_logger()
 class PeriodSchedule:
     """The worker's look at all subscriptions."""
 
-    def __init__(self, engine: sa.Engine, *, grace: timedelta, tax: TaxSource = OWN_RATES) -> None:
+    def __init__(self, engine: sa.Engine, *, grace: timedelta) -> None:
         self._engine = engine
-        self._tax = tax
         self._grace = grace
 
     def run_once(self) -> None:
-        """Close what is due. A tenant that fails stops no other and is tried again at the next look, or later while its
-        invoice is held. The final invoice of a tenant that was closed has no grace: later usage is on a supplementary
-        one.
+        """Close what is due. A tenant that fails stops no other and is tried again at the next look. The
+        final invoice of a tenant that was closed has no grace: later usage is on a supplementary one.
         """
         with unit_of_work(self._engine) as session:
             now = database_now(session)
             until = now - self._grace
             subscriptions = read_billed_until(session)
-            held = held_until(session, now)
             calendars = all_calendars(session)
             ended = read_ended(session)
         due = [
             tenant_id
             for tenant_id, billed_until in subscriptions.items()
-            if tenant_id not in held
-            and (
-                tenant_id in ended or billed_until is None or calendars[tenant_id].period_at(billed_until).end <= until
-            )
+            if tenant_id in ended or billed_until is None or calendars[tenant_id].period_at(billed_until).end <= until
         ]
 
         def close(tenant_id: str) -> None:
@@ -67,6 +59,6 @@ class PeriodSchedule:
 
     def _close(self, tenant_id: str, ends: Iterable[datetime]) -> None:
         for end in ends:
-            invoice = close_tenant(self._engine, tenant_id, end, scheduled=True, tax=self._tax)
+            invoice = close_tenant(self._engine, tenant_id, end, scheduled=True)
             if invoice is not None:
                 _log.info("period closed", tenant_id=tenant_id, invoice=invoice.number, until=end.isoformat())

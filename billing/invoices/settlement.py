@@ -5,13 +5,14 @@ after it, and the collection of what is due. The calls are part of the invoice's
 from collections.abc import Sequence
 from typing import Literal
 
+import sqlalchemy as sa
 from sqlmodel import Session, select
 
 from billing.charges.lines import DraftInvoiceLine
 from billing.credits import burning
 from billing.credits.views import CreditUse
 from billing.invoices.event_models import CreditNote, InvoiceEvent
-from billing.invoices.models import Invoice
+from billing.invoices.models import Invoice, InvoiceCredit
 from billing.invoices.queries import read_document
 from billing.payments import invoice_collection, returned_payments
 from billing.periods import Period
@@ -37,6 +38,12 @@ def apply_paid(session: Session, tenant_id: str, invoice_id: str, due_cents: int
 def give_back(session: Session, invoice: Invoice) -> int:
     """Return the credit that a voided invoice used, posted to the ledger. Returns the cents of paid credit."""
     return burning.give_back(session, invoice.tenant_id, invoice.id)
+
+
+def promotional_nanos(session: Session, invoice_id: str) -> int:
+    """What promotional credit paid of an invoice."""
+    total = sa.cast(sa.func.coalesce(sa.func.sum(InvoiceCredit.amount_nanos), 0), sa.BigInteger)
+    return session.exec(select(total).where(InvoiceCredit.invoice_id == invoice_id)).one()
 
 
 def collect(session: Session, invoice: Invoice, number: str, due_cents: int) -> None:

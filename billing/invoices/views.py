@@ -56,11 +56,12 @@ class CreditNoteView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceEventView(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened to an invoice."""
+    """One thing that happened to an invoice. ``write_off`` is set where a void left nothing to the next invoice."""
 
     kind: EventKind
     amount_cents: int
     reason: str | None
+    write_off: bool
     created_at: datetime
 
 
@@ -81,7 +82,7 @@ class InvoiceDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 class DraftDocument(msgspec.Struct, frozen=True, kw_only=True):
     """What the invoice of a period would be now. It is computed at each request and stored nowhere; usage, prices, tax
-    and credits may still change it. ``held_because`` is why an ended period has no invoice yet.
+    and credits may still change it. ``warnings`` say what the invoice will lack, such as the address of a party.
     """
 
     tenant_id: str
@@ -97,5 +98,4 @@ class DraftDocument(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[InvoiceLineView, ...]
     credits: tuple[AppliedCredit, ...]
     tax_lines: tuple[TaxLine, ...]
-    held_because: str | None
-    next_try_at: datetime | None
+    warnings: tuple[str, ...]

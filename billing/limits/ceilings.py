@@ -20,7 +20,7 @@ from billing.limits.models import SpendCeiling, SpendingTerms
 from billing.models import LedgerAccount, LedgerEntry
 from billing.notifications import outbox, thresholds
 from billing.tax.profiles import read_parties
-from billing.tax.sources import own_taxes
+from billing.tax.rate_table import tax_between
 from billing.usage.models import UsageMonth
 from core.db import among, database_now
 
@@ -97,11 +97,11 @@ def compute(session: Session, tenant_id: str) -> ComputedCeiling:
 
 
 def refresh(
-    session: Session, tenant_id: str, *, to_publish: bool = False, limit_changed: bool = False
+    session: Session, tenant_id: str, *, to_publish: bool = False, limit_lowered: bool = False
 ) -> ComputedCeiling:
     """Compute and store the ceiling in a transaction that holds the tenant's subscription. The caller publishes the
-    tenant, or lets the control plane do it with ``to_publish``. After ``limit_changed``, the thresholds of the credit
-    limit count again.
+    tenant, or lets the control plane do it with ``to_publish``. After ``limit_lowered``, the thresholds of the credit
+    limit count again; those of a raised one that were passed do not.
     """
     before = session.get(SpendCeiling, tenant_id, with_for_update=True, populate_existing=True)
     computed = compute(session, tenant_id)
@@ -112,7 +112,7 @@ def refresh(
             index_elements=["tenant_id"], set_=values | {"revision": SpendCeiling.revision + 1}
         )
     )
-    outbox.raise_alerts(session, tenant_id, _alerts(before, computed, limit_changed=limit_changed))
+    outbox.raise_alerts(session, tenant_id, _alerts(before, computed, limit_lowered=limit_lowered))
     return computed
 
 
@@ -170,7 +170,7 @@ def _columns(computed: ComputedCeiling) -> dict[str, object]:
 
 
 def _alerts(
-    before: SpendCeiling | None, computed: ComputedCeiling, *, limit_changed: bool = False
+    before: SpendCeiling | None, computed: ComputedCeiling, *, limit_lowered: bool = False
 ) -> list[thresholds.Alert]:
     """The floors that the balance has fallen to since the last look, and the parts of the credit limit that were
     reached. A new lot makes floors count again; an invoice or a payment does so for the parts of the limit.
@@ -184,7 +184,7 @@ def _alerts(
             since=max((state.lot.id for state in computed.credit.lots), default="none"),
         )
     if computed.terms.credit_limit_nanos is not None:
-        used_before = 0 if before is None or limit_changed else before.unbilled_nanos + before.receivable_nanos
+        used_before = 0 if before is None or limit_lowered else before.unbilled_nanos + before.receivable_nanos
         alerts += thresholds.credit_limit_alerts(
             before_nanos=used_before,
             after_nanos=computed.unbilled_nanos + computed.receivable.amount_nanos,
@@ -200,7 +200,7 @@ def _usable(session: Session, tenant_id: str, credit: OpenCredit) -> int:
         return 0
     parties, at = read_parties(session, tenant_id)
     lots = [state.burnable for state in credit.lots]
-    return prepaid.usable_nanos(lots, credit.burned, own_taxes(session, parties, at), credit.now)
+    return prepaid.usable_nanos(lots, credit.burned, tax_between(session, parties, at), credit.now)
 
 
 def _charged(session: Session, tenant_id: str) -> int:

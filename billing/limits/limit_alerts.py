@@ -26,6 +26,8 @@ from billing.limits.spend_limits import spent_in
 from billing.limits.views import SpendLimitView
 from billing.metering import ActiveTenants
 from billing.notifications import outbox, thresholds
+from billing.notifications.event_types import SPEND_THRESHOLD
+from billing.notifications.models import Notification
 from billing.notifications.thresholds import Alert
 from billing.periods import Period, month_start
 from billing.prices import price_book
@@ -108,20 +110,22 @@ def due_alerts(session: Session, tenant_id: str, month_limit_nanos: int | None) 
     now = database_now(session)
     alerts: list[Alert] = []
     if month_limit_nanos is not None:
+        scope_id, month = f"{tenant_id}:plan-month", Period(*window_at("UTC", "month", now))
         alerts += thresholds.spend_alerts(
-            scope_id=f"{tenant_id}:plan-month",
+            scope_id=scope_id,
             scope="Your account",
-            period=Period(*window_at("UTC", "month", now)),
-            before_nanos=0,
+            period=month,
+            before_nanos=_alerted_nanos(session, tenant_id, thresholds.spend_key(scope_id, month), month_limit_nanos),
             after_nanos=_charged_in_month(session, tenant_id, month_start(now)),
             limit_nanos=month_limit_nanos,
         )
+    raised = spend_limits.alerted_nanos(session, tenant_id)
     for limit in spend_limits.list_limits(session, tenant_id):
         alerts += thresholds.spend_alerts(
             scope_id=f"{limit.id}:{limit.window}",
             scope=_named(limit),
             period=Period(limit.window_start, limit.window_end),
-            before_nanos=0,
+            before_nanos=raised.get(limit.id, 0) if limit.updated_at >= limit.window_start else 0,
             after_nanos=limit.spent_nanos,
             limit_nanos=limit.amount_nanos,
         )
@@ -169,6 +173,20 @@ def _used_lately(session: Session, now: datetime) -> set[str]:
     """The tenants with usage in this UTC month or in the one before: a month of another zone may have begun there."""
     before = month_start(month_start(now) - timedelta(days=1))
     return set(session.exec(select(UsageMonth.tenant_id).where(col(UsageMonth.month) >= before).distinct()))
+
+
+def _alerted_nanos(session: Session, tenant_id: str, key: str, limit_nanos: int) -> int:
+    """What was spent at the last alert by a smaller limit of the same month: the limit was raised since."""
+    data = col(Notification.data)
+    spent = sa.cast(sa.func.coalesce(sa.func.max(data["spent_nanos"].astext.cast(sa.BigInteger)), 0), sa.BigInteger)
+    return session.exec(
+        select(spent).where(
+            Notification.tenant_id == tenant_id,
+            Notification.event_type == SPEND_THRESHOLD,
+            col(Notification.dedupe_key).startswith(key, autoescape=True),
+            data["limit_nanos"].astext.cast(sa.BigInteger) < limit_nanos,
+        )
+    ).one()
 
 
 def _charged_in_month(session: Session, tenant_id: str, month: datetime) -> int:

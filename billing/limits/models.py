@@ -72,7 +72,8 @@ class SpendCeiling(SQLModel, table=True):
 
 class SpendLimit(SQLModel, table=True):
     """A hard limit that the tenant or an admin set: on everything, one key or one adapter, in each day or month of the
-    tenant's time zone. ``subject_id`` is empty for the whole tenant.
+    tenant's time zone. ``subject_id`` is empty for the whole tenant. ``raised_at_nanos`` was spent in the window of
+    ``updated_at`` when the limit was raised: the thresholds up to there were passed before.
     """
 
     __tablename__ = "spend_limits"
@@ -92,3 +93,4 @@ class SpendLimit(SQLModel, table=True):
     amount_nanos: int = Field(sa_type=sa.BigInteger)
     created_at: datetime = Field(sa_type=Instant)
     updated_at: datetime = Field(sa_type=Instant)
+    raised_at_nanos: int = Field(default=0, sa_type=sa.BigInteger, sa_column_kwargs={"server_default": sa.text("0")})

@@ -23,7 +23,7 @@ def usable_nanos(lots: Sequence[BurnableLot], burned: Burned, taxes: TaxDecision
     used = {use.lot_id: use.amount_nanos for use in burned.uses}
     usable = [lot for lot in sorted(lots, key=lambda lot: lot.order) if lot.covers(now, None)]
     free = {lot.id: lot.left_nanos - used.get(lot.id, 0) for lot in usable}
-    if not any(rate.rate_ppm for rate in taxes.rates):
+    if taxes.rate is None or not taxes.rate.rate_ppm:
         return sum(free.values())
     paid_nanos = _paid_free(lots, burned, taxes, usable)
     total = 0

@@ -73,6 +73,15 @@ def set_limit(
             f"The tenant has {SPEND_LIMITS_MAX} spending limits already. Delete one first.",
             code="too_many_spend_limits",
         )
+    before = next(
+        (
+            limit
+            for limit in list_limits(session, tenant_id)
+            if (limit.scope, limit.subject_id, limit.window) == (scope, subject_id, window)
+        ),
+        None,
+    )
+    raised_at_nanos = before.spent_nanos if before is not None and before.amount_nanos < amount_nanos else 0
     statement = insert(SpendLimit).values(
         id=new_id("spl"),
         tenant_id=tenant_id,
@@ -86,7 +95,7 @@ def set_limit(
     limit_id: str = session.execute(
         statement.on_conflict_do_update(
             index_elements=["tenant_id", "scope", "subject_id", "window_kind"],
-            set_={"amount_nanos": amount_nanos, "updated_at": now},
+            set_={"amount_nanos": amount_nanos, "updated_at": now, "raised_at_nanos": raised_at_nanos},
         ).returning(col(SpendLimit.id))
     ).scalar_one()
     return get_limit(session, tenant_id=tenant_id, limit_id=limit_id)
@@ -110,6 +119,12 @@ def limits_of(session: Session, tenant_ids: Collection[str]) -> dict[str, list[S
     for row, view in zip(limits, _views(session, limits), strict=True):
         found.setdefault(row.tenant_id, []).append(view)
     return found
+
+
+def alerted_nanos(session: Session, tenant_id: str) -> dict[str, int]:
+    """For each limit that was raised, what was spent in that window then: nothing up to there is alerted again."""
+    wanted = select(SpendLimit).where(SpendLimit.tenant_id == tenant_id, col(SpendLimit.raised_at_nanos) > 0)
+    return {limit.id: limit.raised_at_nanos for limit in session.exec(wanted)}
 
 
 def delete_limit(session: Session, *, tenant_id: str, limit_id: str) -> None:

@@ -21,7 +21,10 @@ from billing.limits.ceilings import ComputedCeiling
 from billing.limits.models import SpendCeiling
 from billing.limits.terms import top_up_of
 from billing.limits.top_ups import TopUpPayments
+from billing.limits.views import AutoTopUp
 from billing.metering import ActiveTenants
+from billing.notifications.outbox import notify
+from billing.periods import month_start
 from billing.subscriptions.billed_until import hold_subscriptions
 from core.db import LATE_COMMITS, database_now, unit_of_work
 
@@ -137,10 +140,12 @@ class SpendingRunner:
             now = ceilings.compute(session, tenant_id)
             standing = self._payments.standing(session, tenant_id)
             asked = top_up_of(now.terms)
-            if asked is not None and top_ups.is_due(
-                asked, standing, balance_nanos=now.usable_nanos, now=now.credit.now
-            ):
+            if asked is None or now.usable_nanos > asked.floor_nanos:
+                return
+            if top_ups.is_due(asked, standing, balance_nanos=now.usable_nanos, now=now.credit.now):
                 self._payments.start(session, tenant_id, asked.amount_cents)
+            elif top_ups.is_capped(asked, standing) and not standing.in_flight:
+                _tell_of_cap(session, tenant_id, asked, now.credit.now)
 
     def _end_gifts(self) -> None:
         """Take promotional credit back from tenants that have left and have their final invoice."""
@@ -159,6 +164,18 @@ class SpendingRunner:
         if due:
             with unit_of_work(self._engine) as session:
                 lots.lapse(session, tenant_id)
+
+
+def _tell_of_cap(session: Session, tenant_id: str, asked: AutoTopUp, now: datetime) -> None:
+    """Tell the tenant, once for a cap in a month, that its cap stops automatic purchases of credit."""
+    month = f"{month_start(now):%Y-%m}"
+    notify(
+        session,
+        tenant_id=tenant_id,
+        event_type="top_up.cap_reached",
+        data={"amount_cents": asked.amount_cents, "cap_cents": asked.month_cents_max, "month": month},
+        dedupe_key=f"top_up.cap_reached:{month}:{asked.month_cents_max}",
+    )
 
 
 def _expired(session: Session, since: datetime | None, until: datetime, active: Collection[str]) -> set[str]:

@@ -45,7 +45,9 @@ def change(session: Session, tenant_id: str, patch: TermsPatch) -> SpendingView:
     terms.updated_at = database_now(session)
     session.add(terms)
     session.flush()
-    return _view(ceilings.refresh(session, tenant_id, limit_changed=terms.credit_limit_nanos != limit_before))
+    limit = terms.credit_limit_nanos
+    lowered = limit is not None and (limit_before is None or limit < limit_before)
+    return _view(ceilings.refresh(session, tenant_id, limit_lowered=lowered))
 
 
 def credit_changed(session: Session, tenant_id: str, *, to_publish: bool = False) -> None:

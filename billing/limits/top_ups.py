@@ -43,4 +43,9 @@ def is_due(asked: AutoTopUp | None, standing: TopUpStanding, *, balance_nanos: i
         return False
     if standing.failed_at is not None and now < standing.failed_at + RETRY_AFTER:
         return False
-    return standing.month_cents + asked.amount_cents <= asked.month_cents_max
+    return not is_capped(asked, standing)
+
+
+def is_capped(asked: AutoTopUp, standing: TopUpStanding) -> bool:
+    """Whether the cap of the month leaves no room for one more payment. Pure."""
+    return standing.month_cents + asked.amount_cents > asked.month_cents_max

@@ -70,6 +70,13 @@ _ALL: Final = (
         "No credit was added. Check your payment method.",
     ),
     EventType(
+        name="top_up.cap_reached",
+        fields=("amount_cents", "cap_cents", "month"),
+        subject="Automatic purchases of credit have stopped for {month}",
+        text="Your balance is low, but one more top-up of {amount_cents} would exceed your cap of {cap_cents} for "
+        "{month} (UTC).\n\nRaise the cap or buy credit to continue; without a balance, requests are refused.",
+    ),
+    EventType(
         name="invoice.finalized",
         fields=("invoice_id", "number", "total_cents"),
         subject="Invoice {number} over {total_cents}",

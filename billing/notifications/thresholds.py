@@ -62,8 +62,8 @@ def spend_alerts(
     """The alerts of a growing spend. ``scope_id`` names the limited thing and its kind of period, such as
     ``tn_…:month`` or ``key_…:day``; ``scope`` names it for people.
 
-    The key holds the limit too: after the limit is changed, its thresholds count again. To alert on a limit that was
-    lowered below what is spent, pass 0 as ``before_nanos``: thresholds of which the tenant knows are not repeated.
+    The key holds the limit too: after the limit is lowered, its thresholds count again. To alert on a limit that was
+    lowered below what is spent, pass 0 as ``before_nanos``; after it was raised, what was spent then.
     """
     return [
         Alert(
@@ -75,12 +75,17 @@ def spend_alerts(
                 "limit_nanos": limit_nanos,
                 **_bounds(period),
             },
-            dedupe_key=f"spend:{scope_id}:{_start(period)}:{limit_nanos}:{percent}",
+            dedupe_key=f"{spend_key(scope_id, period)}{limit_nanos}:{percent}",
         )
         for percent in crossed_percents(
             before_nanos=before_nanos, after_nanos=after_nanos, limit_nanos=limit_nanos, percents=percents
         )
     ]
+
+
+def spend_key(scope_id: str, period: Period) -> str:
+    """How the keys of the alerts of one limit begin in a period."""
+    return f"spend:{scope_id}:{_start(period)}:"
 
 
 def balance_alerts(*, before_nanos: int, after_nanos: int, floors_nanos: Sequence[int], since: str) -> list[Alert]:

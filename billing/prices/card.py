@@ -4,7 +4,7 @@ Requests are held and recorded at the highest unit price that the card can reach
 spending is never passed. What tiers then save is posted as an adjustment (``billing.charges.adjustments``).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
@@ -120,6 +120,15 @@ class GrantPrices(NamedTuple):
     model_prices: tuple[ModelPrices, ...]
 
 
+class GeneralPrice(msgspec.Struct, frozen=True, kw_only=True):
+    """The prices of a rank class that has none of its own on a card: those of its ``base_model``, or of all models."""
+
+    base_model: str
+    rank_class: int
+    price_of: Literal["base_model", "all_models"]
+    prices: Prices
+
+
 class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a plan version charges, in nanodollars: at most one dollar a token or page-second. Zero is a valid price.
 
@@ -172,6 +181,21 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 if entry.rank_class is None:
                     of_model = entry
         return self.default if of_model is None else msgspec.convert(of_model, Prices, from_attributes=True)
+
+    def general_prices(self, classes: Mapping[str, Sequence[int]]) -> list[GeneralPrice]:
+        """What the rank classes without prices of their own cost. ``classes`` are those of each base model."""
+        own = {(entry.base_model, entry.rank_class) for entry in self.models}
+        return [
+            GeneralPrice(
+                base_model=base_model,
+                rank_class=rank_class,
+                price_of="base_model" if (base_model, None) in own else "all_models",
+                prices=self.listed(base_model, rank_class),
+            )
+            for base_model in sorted(classes)
+            for rank_class in classes[base_model]
+            if (base_model, rank_class) not in own
+        ]
 
     def resource_nanos(self, kind: ResourceLineKind, base_model: str, rank_class: int | None) -> int:
         """The price of a GB-hour, a slot-hour or a load: that of the rank class, else of the model, else of all."""

@@ -34,14 +34,18 @@ WITH recorded AS (
     FROM usage_hours GROUP BY tenant_id
 ), adjusted AS (
     SELECT tenant_id, sum(amount_nanos) AS adjusted_nanos FROM usage_adjustments GROUP BY tenant_id
+), standing AS (
+    SELECT * FROM invoices i WHERE NOT EXISTS (SELECT FROM carried_periods WHERE invoice_id = i.id)
 ), lined AS (
     SELECT i.tenant_id,
            sum(coalesce(l.used_units, l.quantity)) FILTER (
                WHERE l.kind IN ('input_tokens', 'uncached_input_tokens', 'cached_input_tokens', 'output_tokens')
            ) AS invoiced_tokens
-    FROM invoice_lines l JOIN invoices i ON i.id = l.invoice_id GROUP BY i.tenant_id
+    FROM invoice_lines l JOIN standing i ON i.id = l.invoice_id GROUP BY i.tenant_id
 ), invoiced AS (
-    SELECT tenant_id, sum(amount_nanos) AS invoiced_nanos, sum(total_cents) AS cents FROM invoices GROUP BY tenant_id
+    SELECT tenant_id, sum(amount_nanos) AS invoiced_nanos FROM standing GROUP BY tenant_id
+), charged AS (
+    SELECT tenant_id, sum(total_cents) AS cents FROM invoices GROUP BY tenant_id
 ), balances AS (
     SELECT a.tenant_id,
            coalesce(sum(e.amount_nanos) FILTER (WHERE a.kind = 'usage_unbilled'), 0) AS unbilled,
@@ -71,6 +75,7 @@ WITH recorded AS (
     FULL JOIN adjusted USING (tenant_id)
     FULL JOIN lined USING (tenant_id)
     FULL JOIN invoiced USING (tenant_id)
+    FULL JOIN charged USING (tenant_id)
 )
 SELECT tenant_id, ledger_tokens, aborted_prefill_tokens, cached_tokens, kv_measured_page_ms, kv_unmeasured_page_ms,
        invoiced_tokens,

@@ -2,8 +2,8 @@
 of its time, which closes read in another way.
 
 An invoice bills what settled since the end of the tenant's invoice before it, and late usage that waited for it. So
-each usage is on one invoice, waits for the next one with its period, or is of the open period. Void invoices are read
-like others: their usage is on no other invoice.
+each usage is on one invoice, waits for the next one with its period, or is of the open period. The lines that a void
+invoice left to another one are compared with its own.
 """
 
 from collections.abc import Iterator
@@ -57,11 +57,16 @@ _QUANTITIES: Final = """input_tokens - cached_tokens AS uncached, cached_tokens 
 _USAGE: Final = """
 WITH billed AS (
     SELECT i.id AS subject, i.tenant_id, b.period_end AS begins, i.period_end AS ends,
-        i.amount_nanos + i.carried_nanos - coalesce(b.carried_nanos, 0) AS nanos
+        i.amount_nanos + i.carried_nanos - coalesce(b.carried_nanos, 0) - coalesce(v.nanos, 0) AS nanos
     FROM invoices i LEFT JOIN LATERAL (
         SELECT period_end, carried_nanos FROM invoices
         WHERE tenant_id = i.tenant_id AND period_end < i.period_end ORDER BY period_end DESC LIMIT 1
     ) b ON true
+    LEFT JOIN LATERAL (
+        SELECT sum(amount_nanos) AS nanos FROM carried_periods
+        WHERE tenant_id = i.tenant_id AND invoice_id IS NOT NULL AND billed_until >= b.period_end
+            AND billed_until < i.period_end
+    ) v ON true
     WHERE i.created_at >= :since
   UNION ALL
     SELECT c.tenant_id, c.tenant_id, max(b.period_end), max(c.period_end), sum(c.amount_nanos)
@@ -76,6 +81,11 @@ WITH billed AS (
   UNION ALL
     SELECT b.subject, l.kind, l.unit, coalesce(l.used_units, l.quantity)
     FROM billed b JOIN carried_periods c ON c.tenant_id = b.subject AND (b.begins IS NULL OR c.period_end > b.begins)
+    CROSS JOIN LATERAL jsonb_to_recordset(c.lines) AS l (kind text, unit text, used_units numeric, quantity numeric)
+  UNION ALL
+    SELECT b.subject, l.kind, l.unit, - coalesce(l.used_units, l.quantity)
+    FROM billed b JOIN carried_periods c ON c.tenant_id = b.tenant_id AND c.invoice_id IS NOT NULL
+        AND c.billed_until >= b.begins AND c.billed_until < b.ends AND b.subject <> b.tenant_id
     CROSS JOIN LATERAL jsonb_to_recordset(c.lines) AS l (kind text, unit text, used_units numeric, quantity numeric)
 ), units AS (
     SELECT subject, sum(units) FILTER (WHERE kind IN ('input_tokens', 'uncached_input_tokens')) AS uncached,

@@ -14,7 +14,7 @@ ACCOUNTS: Final[Mapping[TransferKind, tuple[AccountKind, ...]]] = {
     "payment": ("receivable", "customer_balance", "cash"),
     "refund": ("customer_balance", "cash", "credits_paid", "credits_promotional", "promotions"),
     "void": (
-        "receivable", "customer_balance", "revenue", "tax_payable",
+        "usage_unbilled", "receivable", "customer_balance", "revenue", "tax_payable", "rounding",
         "credits_paid", "credits_promotional", "cash", "promotions",
     ),
     "write_off": ("receivable", "bad_debt", "cash"),

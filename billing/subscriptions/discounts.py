@@ -6,7 +6,7 @@ from typing import Annotated, Literal, cast
 import msgspec
 from sqlmodel import Session, col, select
 
-from billing.charges.discounting import DiscountTerms
+from billing.charges.discounting import DiscountScope, DiscountTerms
 from billing.locks import serialize_decision
 from billing.periods import aware
 from billing.subscriptions.models import Discount, DiscountEnd
@@ -21,12 +21,14 @@ class NewDiscount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A discount to grant: ``percent_hundredths`` (1,000 is 10 %) or ``amount_nanos``.
 
     ``once``: for one charge, an amount until it is used up. ``periods``: in that many billing periods. ``forever``: in
-    all. It applies to periods that end after ``effective_from`` and not after ``expires_at``.
+    all. It applies to periods that end after ``effective_from`` and not after ``expires_at``. It lowers usage (with
+    storage, pins and cold loads), fees, or all of them.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
     percent_hundredths: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
     amount_nanos: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000_000_000)] | None = None
+    scope: DiscountScope = "all"
     duration: Duration = "forever"
     periods: Annotated[int, msgspec.Meta(ge=1, le=1_200)] | None = None
     effective_from: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
@@ -41,6 +43,7 @@ class DiscountView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     percent_hundredths: int | None
     amount_nanos: int | None
+    scope: DiscountScope
     duration: Duration
     periods: int | None
     effective_from: datetime
@@ -76,6 +79,7 @@ def grant(session: Session, tenant_id: str, new: NewDiscount) -> DiscountView:
         effective_from=begins,
         expires_at=expires_at,
         created_at=now,
+        scope=new.scope,
     )
     session.add(row)
     session.flush()
@@ -118,6 +122,7 @@ def read_discounts(session: Session, tenant_id: str) -> list[DiscountTerms]:
             duration=each.duration,
             periods=each.periods,
             begins=each.effective_from,
+            scope=each.scope,
             ends=min((instant for instant in (each.expires_at, each.ended_at) if instant is not None), default=None),
         )
         for each in list_discounts(session, tenant_id)
@@ -131,6 +136,7 @@ def _view(row: Discount, ended_at: datetime | None) -> DiscountView:
         name=row.name,
         percent_hundredths=row.percent_hundredths,
         amount_nanos=row.amount_nanos,
+        scope=cast("DiscountScope", row.scope),
         duration=cast("Duration", row.duration),
         periods=row.periods,
         effective_from=row.effective_from,

@@ -43,7 +43,7 @@ class TenantCalendar(SQLModel, table=True):
 class Discount(SQLModel, table=True):
     """A discount that was granted to a tenant, in percent (``percent_hundredths``: 1,000 is 10 %) or as an amount. It
     applies to one charge (``once``: an amount until it is used up), to a number of ``periods`` or ``forever``, in
-    periods that overlap ``[effective_from, expires_at)``.
+    periods that overlap ``[effective_from, expires_at)``. ``scope`` says which charges it lowers.
     """
 
     __tablename__ = "discounts"
@@ -54,6 +54,7 @@ class Discount(SQLModel, table=True):
         sa.CheckConstraint("duration IN ('once', 'periods', 'forever')", name="duration_known"),
         sa.CheckConstraint("(duration = 'periods') = (periods IS NOT NULL) AND periods > 0", name="periods_fit"),
         sa.CheckConstraint("expires_at > effective_from", name="expires_later"),
+        sa.CheckConstraint("scope IN ('usage', 'fees', 'all')", name="scope_known"),
     )
 
     id: str = Field(primary_key=True)
@@ -66,6 +67,7 @@ class Discount(SQLModel, table=True):
     effective_from: datetime = Field(sa_type=Instant)
     expires_at: datetime | None = Field(default=None, sa_type=Instant)
     created_at: datetime = Field(sa_type=Instant)
+    scope: str = Field(default="all", sa_column_kwargs={"server_default": "all"})
 
 
 class DiscountEnd(SQLModel, table=True):

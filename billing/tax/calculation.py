@@ -1,6 +1,6 @@
-"""Which taxes an invoice has and what they amount to: pure functions of its parties, its date and the rates.
+"""Which tax an invoice has and what it amounts to: pure functions of its parties, its date and the rates.
 
-The net amount is rounded to cents first; then each tax is computed on it and rounded; the total is their sum. This is
+The net amount is rounded to cents first; then the tax is computed on it and rounded; the total is their sum. This is
 no tax advice: the operator answers for its rates, and a VAT id is checked by its form only (``vat_ids``).
 """
 
@@ -28,9 +28,9 @@ class RateInForce(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaxDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """The taxes of an invoice. ``note`` is printed under them, as the law wants for a reverse charge."""
+    """The tax of an invoice, if it has any. ``note`` is printed under it, as the law wants for a reverse charge."""
 
-    rates: tuple[RateInForce, ...] = ()
+    rate: RateInForce | None = None
     note: str | None = None
 
 
@@ -44,31 +44,34 @@ class TaxLine(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
-def decide(parties: Parties, day: date, rates: Mapping[str, Sequence[RateInForce]]) -> TaxDecision:
-    """The taxes of an invoice of this day. ``rates`` are those in force, by country.
+def decide(parties: Parties, day: date, rates: Mapping[str, RateInForce | None]) -> TaxDecision:
+    """The tax of an invoice of this day. ``rates`` are those in force, by country.
 
-    A buyer in another EU country than the seller with a VAT id gets a reverse charge; without one, the rates of the
-    buyer's country apply if the operator has entered any, else the seller's. A buyer outside of the EU, or of a seller
-    outside of it, has the rates of its own country. A buyer without a country is taxed as one in the seller's country.
+    A buyer in another EU country than the seller with a VAT id gets a reverse charge; without one, the rate of the
+    buyer's country applies if the operator has entered any, else the seller's. A buyer outside of the EU, or of a
+    seller outside of it, has the rate of its own country. A buyer without a country is taxed as one in the seller's.
     """
     seller, buyer = parties.seller, parties.buyer
     if seller is None or seller.tax == "none" or seller.country is None:
         return TaxDecision()
     if buyer is None:
-        return TaxDecision(rates=tuple(rates.get(seller.country, ())))
+        return TaxDecision(rate=rates.get(seller.country))
     if buyer.exempt_on(day):
         return TaxDecision()
     country = buyer.country or seller.country
     crosses_eu_border = country != seller.country and {country, seller.country} <= EU
     if crosses_eu_border and buyer.vat_id is not None:
-        return TaxDecision(rates=(RateInForce(name="VAT", rate_ppm=0),), note=REVERSE_CHARGE)
+        return TaxDecision(rate=RateInForce(name="VAT", rate_ppm=0), note=REVERSE_CHARGE)
     if crosses_eu_border and country not in rates:
         country = seller.country
-    return TaxDecision(rates=tuple(rates.get(country, ())))
+    return TaxDecision(rate=rates.get(country))
 
 
 def tax_lines(decision: TaxDecision, net_cents: int) -> list[TaxLine]:
-    """The taxes of a net amount, each rounded on its own."""
+    """The tax of a net amount as a line, or none."""
+    rate = decision.rate
+    if rate is None:
+        return []
     return [
         TaxLine(
             name=rate.name,
@@ -77,7 +80,6 @@ def tax_lines(decision: TaxDecision, net_cents: int) -> list[TaxLine]:
             tax_cents=tax_cents(net_cents, rate.rate_ppm),
             note=decision.note,
         )
-        for rate in decision.rates
     ]
 
 

@@ -1,7 +1,7 @@
 """The two parties of an invoice as they are printed on it. Pure values; an invoice keeps the ones of its date."""
 
-from datetime import date
-from typing import Annotated, Literal
+from datetime import date, timedelta
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -18,12 +18,16 @@ Country = Annotated[
 PrintedText = Annotated[str, msgspec.Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*(?!\n)$")]
 VatId = Annotated[str, msgspec.Meta(max_length=20, pattern="^[A-Za-z0-9 .+*-]*(?!\n)$")]
 Email = Annotated[str, msgspec.Meta(max_length=254, extra_json_schema={"format": "email"})]
+PaymentDays = Annotated[int, msgspec.Meta(ge=0, le=365)]
 TaxMode = Literal["none", "fixed"]
+
+PAYMENT_DAYS: Final = 14
 
 
 class Seller(msgspec.Struct, frozen=True, kw_only=True):
     """The operator of the platform, who issues the invoices. ``tax`` is ``fixed`` where the operator charges tax by
-    its table of rates, and ``none`` where it charges none.
+    its table of rates, and ``none`` where it charges none. An invoice is due ``payment_days`` after its date;
+    ``how_to_pay`` is printed on it, such as a bank account.
     """
 
     legal_name: str
@@ -31,10 +35,14 @@ class Seller(msgspec.Struct, frozen=True, kw_only=True):
     country: str | None = None
     vat_id: str | None = None
     tax: TaxMode = "none"
+    payment_days: int = PAYMENT_DAYS
+    how_to_pay: tuple[str, ...] = ()
 
 
 class Buyer(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant as its invoices name it. From ``exempt_from`` to ``exempt_until`` (exclusive) it pays no tax."""
+    """A tenant as its invoices name it. From ``exempt_from`` to ``exempt_until`` (exclusive) it pays no tax. Its own
+    ``payment_days`` replace the seller's. ``order_number`` is the buyer's name for its purchase order.
+    """
 
     legal_name: str
     address: tuple[str, ...] = ()
@@ -43,6 +51,8 @@ class Buyer(msgspec.Struct, frozen=True, kw_only=True):
     vat_id: str | None = None
     exempt_from: date | None = None
     exempt_until: date | None = None
+    payment_days: int | None = None
+    order_number: str | None = None
 
     def exempt_on(self, day: date) -> bool:
         """Whether an invoice of this day has no tax."""
@@ -56,3 +66,22 @@ class Parties(msgspec.Struct, frozen=True, kw_only=True):
 
     seller: Seller | None = None
     buyer: Buyer | None = None
+
+    def due_on(self, day: date) -> date:
+        """When an invoice of this day is due."""
+        days = PAYMENT_DAYS if self.seller is None else self.seller.payment_days
+        if self.buyer is not None and self.buyer.payment_days is not None:
+            days = self.buyer.payment_days
+        return day + timedelta(days=days)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What an invoice between these parties lacks of what invoices must show, with the fix."""
+        wanted = (
+            (self.seller, "seller: invoices lack {}. Set it with PUT /api/v1/admin/billing/seller."),
+            (self.buyer, "buyer: invoices lack {}. Set it with PUT /api/v1/billing-profile."),
+        )
+        return tuple(
+            text.format("the legal name and address" if party is None else "the address and country")
+            for party, text in wanted
+            if party is None or not (party.address and party.country)
+        )

@@ -94,7 +94,7 @@ class AdminBilling(Controller):
         reports: NamedDependency[Engine],
         invoice_rules: NamedDependency[InvoiceSettings],
     ) -> Drafts:
-        """Get what a tenant's next invoices would be now, and why an ended period waits."""
+        """Get what a tenant's next invoices would be now."""
         with unit_of_work(reports) as session:
             tenants.get(session, tenant_id)
         return service.drafts(reports, invoice_rules, tenant_id=tenant_id)

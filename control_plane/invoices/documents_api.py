@@ -7,7 +7,7 @@ from sqlalchemy import Engine
 
 from billing.invoices.views import CreditNoteView
 from billing.tax.parties import Buyer, Seller
-from billing.tax.sources import TaxRateView
+from billing.tax.rate_table import TaxRateView
 from billing.views import InvoiceView
 from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
@@ -16,6 +16,7 @@ from control_plane.invoices.schemas import (
     AdminProfileBody,
     CustomerBalance,
     EndingReason,
+    InvoiceVoid,
     NewCreditNote,
     NewPayment,
     NewTaxRate,
@@ -64,13 +65,15 @@ class AdminCorrections(Controller):
     def void_invoice(
         self,
         invoice_id: FromPath[str],
-        data: JSONBody[EndingReason],
+        data: JSONBody[InvoiceVoid],
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
     ) -> Response[InvoiceView]:
-        """Void an open invoice of which nothing is paid."""
+        """Void an open invoice of which no money is paid. Its usage, fees and discounts are on the tenant's next
+        invoice; with `write_off` they are on none.
+        """
         return idempotent.run(
-            lambda session: service.void(session, invoice_id, data.reason, actor=principal.key_id), status_code=200
+            lambda session: service.void(session, invoice_id, data, actor=principal.key_id), status_code=200
         )
 
     @post("/invoices/{invoice_id:str}/write-off", sync_to_thread=True, status_code=200)
@@ -83,7 +86,7 @@ class AdminCorrections(Controller):
     ) -> Response[InvoiceView]:
         """Mark an open invoice as uncollectible. A later payment recovers it."""
         return idempotent.run(
-            lambda session: service.write_off(session, invoice_id, data.reason, actor=principal.key_id),
+            lambda session: service.write_off(session, invoice_id, data, actor=principal.key_id),
             status_code=200,
         )
 

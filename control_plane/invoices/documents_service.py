@@ -1,20 +1,20 @@
 """Corrects invoices, and keeps the details of their parties. ``billing`` does the work; this file adds audit rows."""
 
-from collections.abc import Callable
-
 import msgspec
 from sqlmodel import Session
 
 from billing.invoices import balance, credit_note_queries, credit_notes, endings, payments
 from billing.invoices.views import CreditNoteView
-from billing.tax import profiles, sources
+from billing.tax import profiles, rate_table
 from billing.tax.parties import Buyer, Seller
-from billing.tax.sources import TaxRateView
+from billing.tax.rate_table import TaxRateView
 from billing.views import InvoiceView
 from control_plane.audit import service as audit
 from control_plane.invoices.schemas import (
     AdminProfileBody,
     CustomerBalance,
+    EndingReason,
+    InvoiceVoid,
     NewCreditNote,
     NewPayment,
     NewTaxRate,
@@ -45,14 +45,18 @@ def pay(session: Session, invoice_id: str, payment: NewPayment, *, actor: str) -
     )
 
 
-def void(session: Session, invoice_id: str, reason: str, *, actor: str) -> InvoiceView:
+def void(session: Session, invoice_id: str, body: InvoiceVoid, *, actor: str) -> InvoiceView:
     """Void an invoice. Raises as ``endings.void_invoice``."""
-    return _end(session, "invoice.voided", invoice_id, reason, endings.void_invoice, actor=actor)
+    ended = endings.void_invoice(session, invoice_id=invoice_id, actor=actor, **msgspec.structs.asdict(body))
+    _audit(session, "invoice.voided", invoice_id, body, actor=actor, tenant_id=ended.tenant_id)
+    return ended
 
 
-def write_off(session: Session, invoice_id: str, reason: str, *, actor: str) -> InvoiceView:
+def write_off(session: Session, invoice_id: str, body: EndingReason, *, actor: str) -> InvoiceView:
     """Write an invoice off. Raises as ``endings.write_off``."""
-    return _end(session, "invoice.written_off", invoice_id, reason, endings.write_off, actor=actor)
+    ended = endings.write_off(session, invoice_id=invoice_id, reason=body.reason, actor=actor)
+    _audit(session, "invoice.written_off", invoice_id, body, actor=actor, tenant_id=ended.tenant_id)
+    return ended
 
 
 def list_notes(session: Session, *, tenant_id: str | None, cursor: str | None, limit: int) -> Page[CreditNoteView]:
@@ -90,10 +94,13 @@ def set_profile(session: Session, tenant_id: str, body: AdminProfileBody, *, act
 
 
 def set_own_profile(session: Session, tenant_id: str, body: ProfileBody, *, actor: str) -> Buyer:
-    """Set the calling tenant's details. Its exemption from tax stays as admins have set it."""
+    """Set the calling tenant's details. Its exemption from tax and days to pay stay as admins have set them."""
     before = get_profile(session, tenant_id)
     whole = AdminProfileBody(
-        **msgspec.structs.asdict(body), exempt_from=before.exempt_from, exempt_until=before.exempt_until
+        **msgspec.structs.asdict(body),
+        exempt_from=before.exempt_from,
+        exempt_until=before.exempt_until,
+        payment_days=before.payment_days,
     )
     return set_profile(session, tenant_id, whole, actor=actor)
 
@@ -116,22 +123,12 @@ def set_seller(session: Session, body: SellerBody, *, actor: str) -> Seller:
 def add_rate(session: Session, rate: NewTaxRate, *, actor: str) -> TaxRateView:
     """Add a tax rate. Raises InvalidRequest for a past instant, and Conflict for one that is taken."""
     _audit(session, "tax_rate.added", f"{rate.country}/{rate.name}", rate, actor=actor)
-    return sources.add_rate(session, **msgspec.structs.asdict(rate))
+    return rate_table.add_rate(session, **msgspec.structs.asdict(rate))
 
 
 def list_rates(session: Session) -> list[TaxRateView]:
     """All tax rates."""
-    return sources.list_rates(session)
-
-
-def _end(
-    session: Session, action: str, invoice_id: str, reason: str, end: Callable[..., InvoiceView], *, actor: str
-) -> InvoiceView:
-    ended = end(session, invoice_id=invoice_id, reason=reason, actor=actor)
-    audit.record(
-        session, actor=actor, action=action, target=invoice_id, tenant_id=ended.tenant_id, details={"reason": reason}
-    )
-    return ended
+    return rate_table.list_rates(session)
 
 
 def _audit(

@@ -15,8 +15,18 @@ from billing.invoices.views import (
     PaymentView,
 )
 from billing.tax.calculation import TaxLine
-from billing.tax.parties import Buyer, Country, Email, PrintedText, Seller, TaxMode, VatId
-from billing.tax.sources import TaxRateView
+from billing.tax.parties import (
+    PAYMENT_DAYS,
+    Buyer,
+    Country,
+    Email,
+    PaymentDays,
+    PrintedText,
+    Seller,
+    TaxMode,
+    VatId,
+)
+from billing.tax.rate_table import TaxRateView
 from billing.views import InvoiceLineView, InvoiceView
 from control_plane.tenants.schemas import Reason
 
@@ -92,6 +102,12 @@ class EndingReason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reason: Reason
 
 
+class InvoiceVoid(EndingReason, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why an invoice is voided. Its lines are on the tenant's next invoice, or with ``write_off`` on none."""
+
+    write_off: bool = False
+
+
 class CustomerBalance(msgspec.Struct, frozen=True, kw_only=True):
     """What the platform owes the tenant. It pays the next invoices."""
 
@@ -107,23 +123,29 @@ class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     country: Country | None = None
     email: Email | None = None
     vat_id: VatId | None = None
+    order_number: PrintedText | None = None
 
 
 class AdminProfileBody(ProfileBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tenant's details, with an exemption from tax by the date of the invoice; ``exempt_until`` is exclusive."""
+    """A tenant's details, with an exemption from tax by the date of the invoice (``exempt_until`` is exclusive) and its
+    own days to pay.
+    """
 
     exempt_from: date | None = None
     exempt_until: date | None = None
+    payment_days: PaymentDays | None = None
 
 
 class SellerBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The operator's details on later invoices, and whether it charges tax by its table of rates."""
+    """The operator's details on later invoices, whether it charges tax by its table of rates, and its terms."""
 
     legal_name: LegalName
     address: AddressLines = ()
     country: Country | None = None
     vat_id: VatId | None = None
     tax: TaxMode = "none"
+    payment_days: PaymentDays = PAYMENT_DAYS
+    how_to_pay: AddressLines = ()
 
 
 class TaxRates(msgspec.Struct, frozen=True, kw_only=True):

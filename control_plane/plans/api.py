@@ -21,6 +21,7 @@ from control_plane.plans.schemas import (
     PlanDraftView,
     PlanVersionView,
     PlanView,
+    PublishedVersion,
 )
 from core.db import unit_of_work
 from core.errors import InvalidRequest
@@ -38,11 +39,11 @@ class AdminPlans(Controller):
         data: JSONBody[NewPlan],
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
-        base_model_ids: NamedDependency[service.BaseModelIds],
+        rank_classes: NamedDependency[service.RankClasses],
     ) -> Response[PlanView]:
         """Create a plan with its first limits and prices."""
         return idempotent.run(
-            lambda session: service.create(session, data, base_models=base_model_ids(session), actor=principal.key_id)
+            lambda session: service.create(session, data, base_models=rank_classes(session), actor=principal.key_id)
         )
 
     @get(sync_to_thread=True)
@@ -61,15 +62,15 @@ class AdminPlans(Controller):
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
         change_handlers: NamedDependency[ChangeHandlers],
-        base_model_ids: NamedDependency[service.BaseModelIds],
-    ) -> Response[PlanVersionView]:
+        rank_classes: NamedDependency[service.RankClasses],
+    ) -> Response[PublishedVersion]:
         """Add a version with what changes of limits and prices. It applies to every tenant on the plan, at once or from
-        its `effective_from` on.
+        its `effective_from` on. `general_prices` names the rank classes without prices of their own.
         """
 
-        def add(session: Session) -> PlanVersionView:
+        def add(session: Session) -> PublishedVersion:
             version = service.add_version(
-                session, plan_id, data, base_models=base_model_ids(session), actor=principal.key_id
+                session, plan_id, data, base_models=rank_classes(session), actor=principal.key_id
             )
             change_handlers.on_plan_changed(session, plan_id)
             return version
@@ -82,14 +83,14 @@ class AdminPlans(Controller):
         plan_id: FromPath[str],
         data: JSONBody[NewSimulation],
         reports: NamedDependency[Engine],
-        base_model_ids: NamedDependency[service.BaseModelIds],
+        rank_classes: NamedDependency[service.RankClasses],
     ) -> Page[SimulatedTenant]:
         """Show what a past period would have cost the plan's tenants on other prices. Nothing is changed."""
         if (data.prices is None) == (data.draft is None):
             raise InvalidRequest("draft: give either a draft or prices.", param="draft")
         with unit_of_work(reports) as session:
             prices = data.prices or drafts.prices_of(session, plan_id, data.draft or "")
-            return service.simulate(session, plan_id, data, prices, base_models=base_model_ids(session))
+            return service.simulate(session, plan_id, data, prices, base_models=rank_classes(session))
 
     @post("/{plan_id:str}/drafts", sync_to_thread=True)
     def create_plan_draft(
@@ -98,12 +99,12 @@ class AdminPlans(Controller):
         data: JSONBody[NewPlanDraft],
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
-        base_model_ids: NamedDependency[service.BaseModelIds],
+        rank_classes: NamedDependency[service.RankClasses],
     ) -> Response[PlanDraftView]:
         """Write limits and prices to publish later. A draft changes nothing until it is published."""
         return idempotent.run(
             lambda session: drafts.create(
-                session, plan_id, data, base_models=base_model_ids(session), actor=principal.key_id
+                session, plan_id, data, base_models=rank_classes(session), actor=principal.key_id
             )
         )
 
@@ -127,12 +128,12 @@ class AdminPlans(Controller):
         data: JSONBody[NewPlanDraft],
         engine: NamedDependency[Engine],
         principal: NamedDependency[Principal],
-        base_model_ids: NamedDependency[service.BaseModelIds],
+        rank_classes: NamedDependency[service.RankClasses],
     ) -> PlanDraftView:
         """Replace a draft that is not published, on top of the newest version."""
         with unit_of_work(engine) as session:
             return drafts.change(
-                session, plan_id, draft_id, data, base_models=base_model_ids(session), actor=principal.key_id
+                session, plan_id, draft_id, data, base_models=rank_classes(session), actor=principal.key_id
             )
 
     @post("/{plan_id:str}/drafts/{draft_id:str}/publish", sync_to_thread=True)
@@ -144,13 +145,15 @@ class AdminPlans(Controller):
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
         change_handlers: NamedDependency[ChangeHandlers],
-        base_model_ids: NamedDependency[service.BaseModelIds],
-    ) -> Response[PlanVersionView]:
-        """Make a draft the plan's next version. Refused when another version was published since it was written."""
+        rank_classes: NamedDependency[service.RankClasses],
+    ) -> Response[PublishedVersion]:
+        """Make a draft the plan's next version. Refused when another version was published since it was written.
+        `general_prices` names the rank classes without prices of their own.
+        """
 
-        def publish(session: Session) -> PlanVersionView:
+        def publish(session: Session) -> PublishedVersion:
             version = drafts.publish(
-                session, plan_id, draft_id, data, base_models=base_model_ids(session), actor=principal.key_id
+                session, plan_id, draft_id, data, base_models=rank_classes(session), actor=principal.key_id
             )
             change_handlers.on_plan_changed(session, plan_id)
             return version

@@ -2,7 +2,7 @@
 that they were written for, so that no admin overwrites what another one has published meanwhile.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 from sqlmodel import Session, col, select
@@ -18,7 +18,7 @@ from control_plane.plans.schemas import (
     NewPlanDraft,
     NewPlanVersion,
     PlanDraftView,
-    PlanVersionView,
+    PublishedVersion,
 )
 from core.contracts.grants import Limits
 from core.errors import Conflict, NotFound
@@ -70,9 +70,9 @@ def publish(
     draft_id: str,
     wanted: DraftPublication,
     *,
-    base_models: Collection[str],
+    base_models: Mapping[str, Sequence[int]],
     actor: str,
-) -> PlanVersionView:
+) -> PublishedVersion:
     """Make a draft the plan's next version. Raises NotFound, Conflict when it is published or another version was
     published since it was written, and InvalidRequest for an instant in the past.
     """

@@ -2,12 +2,13 @@
 exactly.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal, get_type_hints
 
 import msgspec
 
-from billing.prices.card import PriceCard
+from billing.prices.card import GeneralPrice, PriceCard
 from core.contracts.grants import Limits
 
 Rate = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)]
@@ -142,6 +143,12 @@ class PlanVersionView(msgspec.Struct, frozen=True, kw_only=True):
     effective_from: datetime
     created_at: datetime
     withdrawn_at: datetime | None
+
+
+class PublishedVersion(PlanVersionView, frozen=True, kw_only=True):
+    """A version that was published now, with the rank classes for which it has no prices of their own."""
+
+    general_prices: Sequence[GeneralPrice]
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 usage.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -21,7 +21,15 @@ from billing.views import SimulatedTenant
 from control_plane.audit import service as audit
 from control_plane.paging import Page, decode_cursor, encode_cursor, page_of
 from control_plane.plans.models import Plan, PlanVersion
-from control_plane.plans.schemas import LimitsBody, NewPlan, NewPlanVersion, NewSimulation, PlanVersionView, PlanView
+from control_plane.plans.schemas import (
+    LimitsBody,
+    NewPlan,
+    NewPlanVersion,
+    NewSimulation,
+    PlanVersionView,
+    PlanView,
+    PublishedVersion,
+)
 from core.contracts.grants import Limits
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
@@ -31,8 +39,8 @@ _SIMULATED_MAX: Final = 100  # tenants in one answer
 _SIMULATED_TIME_MAX: Final = timedelta(days=400)
 
 T = TypeVar("T", LimitsBody, PriceCard)
-BaseModelIds = Callable[[Session], Collection[str]]
-"""Reads the ids of all base models, which belong to a room above this one."""
+RankClasses = Callable[[Session], Mapping[str, Sequence[int]]]
+"""Reads the rank classes of all base models by id, which belong to a room above this one."""
 
 
 def create(session: Session, new: NewPlan, *, base_models: Collection[str], actor: str) -> PlanView:
@@ -56,8 +64,8 @@ def create(session: Session, new: NewPlan, *, base_models: Collection[str], acto
 
 
 def add_version(
-    session: Session, plan_id: str, new: NewPlanVersion, *, base_models: Collection[str], actor: str
-) -> PlanVersionView:
+    session: Session, plan_id: str, new: NewPlanVersion, *, base_models: Mapping[str, Sequence[int]], actor: str
+) -> PublishedVersion:
     """Add the plan's next version, which applies at once or from its instant on. The caller must have the plan's
     tenants published again, see ``change_handlers``; ``scheduled_versions`` does it at a later instant.
 
@@ -77,7 +85,8 @@ def add_version(
     version = _add_version(session, plan, limits, prices, number=number, effective_from=new.effective_from)
     details = {"number": number, "effective_from": version.effective_from.isoformat()}
     audit.record(session, actor=actor, action="plan.version_added", target=plan.id, details=details)
-    return _version_view(version)
+    view = msgspec.structs.asdict(_version_view(version))
+    return PublishedVersion(**view, general_prices=prices.general_prices(base_models))
 
 
 def _changed(base: PlanVersion, new: NewPlanVersion) -> tuple[LimitsBody, PriceCard]:

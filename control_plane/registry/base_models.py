@@ -103,6 +103,11 @@ def ids(session: Session) -> list[str]:
     return list(session.exec(select(BaseModel.id)))
 
 
+def rank_classes(session: Session) -> dict[str, tuple[int, ...]]:
+    """The rank classes of each base model, by id."""
+    return {row.id: _spec(row).classes for row in session.exec(select(BaseModel))}
+
+
 def exists(session: Session, base_model: str) -> bool:
     """Whether a base model has this id."""
     return session.get(BaseModel, base_model) is not None

@@ -12,7 +12,7 @@ from control_plane.auth.authenticate import Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page
-from control_plane.plans.service import BaseModelIds
+from control_plane.plans.service import RankClasses
 from control_plane.tenants import own_plan, terms
 from control_plane.tenants.own_plan import OwnPlan
 from control_plane.tenants.terms_schemas import (
@@ -131,12 +131,12 @@ class AdminTenantTerms(Controller):
         data: JSONBody[NewPriceOverride],
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
-        base_model_ids: NamedDependency[BaseModelIds],
+        rank_classes: NamedDependency[RankClasses],
     ) -> Response[OverrideView]:
         """Give the tenant prices of its own in place of its plan's, for a time or until further notice."""
 
         def add(session: Session) -> OverrideView:
-            base_models = base_model_ids(session)
+            base_models = rank_classes(session)
             return terms.override_prices(session, tenant_id, data, base_models=base_models, actor=principal.key_id)
 
         return idempotent.run(add)

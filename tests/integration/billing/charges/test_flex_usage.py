@@ -58,8 +58,8 @@ def test_a_million_flex_tokens_cost_half_and_the_line_shows_list_price_discount_
     with unit_of_work(stage.engine) as session:
         document = queries.read_document(session, invoice.id)
     printed = printed_invoice(document, lines_max=10).rows[1]
-    assert "flex, list price $0.0000006 less $0.30" in printed.description
-    assert (printed.unit_price, printed.amount) == ("$0.0000003", "$0.30")
+    assert "flex, list price $0.60 per million, less $0.30" in printed.description
+    assert (printed.unit_price, printed.amount) == ("$0.30 per million", "$0.30")
     explained(stage, invoice.id)
 
 

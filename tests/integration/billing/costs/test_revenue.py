@@ -19,6 +19,7 @@ from billing.usage import amendments
 from billing.usage.amendments import AmendedQuantities
 from core.contracts.grants import Prices
 from core.db import unit_of_work
+from tests.fixtures.wallet import DOLLAR, Wallet
 from tests.integration.billing.resources.conftest import ResourceStage
 
 HOUR = timedelta(hours=1)
@@ -37,6 +38,11 @@ CARD = msgspec.structs.replace(
         ),
     ),
 )
+
+
+@pytest.fixture
+def wallet(stage) -> Wallet:
+    return Wallet(stage)
 
 
 @pytest.fixture
@@ -139,8 +145,29 @@ def test_amendments_notes_and_voids_change_revenue_as_the_ledger_does(resources,
         credit_notes.issue_credit_note(
             session, invoice_id=made[tenant], to="balance", reason="a test", amount_cents=100
         )
-        endings.void_invoice(session, invoice_id=made[earned["b"][0]], reason="a test")
+        endings.void_invoice(session, invoice_id=made[earned["b"][0]], reason="a test", write_off=True)
     after = {row.key: row for row in reported(resources, "tenant").rows}
     assert after[tenant].account_nanos < before[tenant]
     assert after[earned["b"][0]].margin_ppm is None or after[earned["b"][0]].revenue_nanos > 0
     check_sums(resources)
+
+
+def test_what_promotional_credit_pays_is_no_revenue_before_and_after_its_invoice(resources, wallet):
+    stage = resources.stage
+    free, half = stage.tenant(), stage.tenant()
+    wallet.granted(free, 10, kind="promotional")
+    wallet.granted(half, 3, kind="promotional")
+    for tenant in (free, half):
+        wallet.spend(tenant, 6)
+
+    def shown() -> dict[str, int]:
+        return {row.key: row.revenue_nanos for row in reported(resources, "tenant").rows}
+
+    assert shown() == {free: 0, half: 3 * DOLLAR}
+    made = {invoice.tenant_id: invoice.id for invoice in stage.close()}
+    assert shown() == {free: 0, half: 3 * DOLLAR}
+    with unit_of_work(stage.engine) as session:
+        endings.void_invoice(session, invoice_id=made[half], reason="a test")
+    assert shown()[half] == 3 * DOLLAR, "its usage waits for the next invoice, which the credit pays"
+    wallet.spend(free, 6)
+    assert shown()[free] == 2 * DOLLAR

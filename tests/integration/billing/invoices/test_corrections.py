@@ -11,7 +11,7 @@ from billing.invoices.credit_notes import issue_credit_note
 from billing.invoices.endings import void_invoice, write_off
 from billing.invoices.payments import record_payment
 from billing.ledger import AccountRef
-from billing.tax import profiles, sources
+from billing.tax import profiles, rate_table
 from billing.tax.parties import Seller
 from core.contracts.grants import Prices
 from core.db import unit_of_work
@@ -54,7 +54,7 @@ class Desk:
 
     def void(self, invoice):
         with unit_of_work(self.stage.engine) as session:
-            return void_invoice(session, invoice_id=invoice.id, reason="wrong tenant")
+            return void_invoice(session, invoice_id=invoice.id, reason="wrong tenant", write_off=True)
 
     def write_off(self, invoice):
         with unit_of_work(self.stage.engine) as session:
@@ -84,7 +84,7 @@ class Desk:
     def vat(self, rate_ppm: int) -> None:
         with unit_of_work(self.stage.engine) as session:
             profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-            sources.add_rate(session, country="DE", name="VAT", rate_ppm=rate_ppm, effective_from=None)
+            rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=rate_ppm, effective_from=None)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from billing.invoices import closing
 from billing.invoices.drafts import read_drafts
 from billing.invoices.queries import read_document
 from billing.ledger import AccountRef
-from billing.tax import profiles, sources
+from billing.tax import profiles, rate_table
 from billing.tax.parties import Seller
 from core.contracts.grants import Prices
 from core.db import unit_of_work
@@ -26,7 +26,7 @@ def tenant(stage) -> str:
     tenant = stage.tenant(CENT)
     with unit_of_work(stage.engine) as session:
         profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        sources.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
+        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
         for kind, dollars in (("promotional", 10), ("paid", 50)):
             grant(
                 session,
@@ -77,7 +77,7 @@ def test_the_drafts_of_two_periods_share_the_credit_as_their_invoices_do(stage, 
     tenant, wallet = stage.tenant(), Wallet(stage)
     with unit_of_work(stage.engine) as session:
         profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        sources.add_rate(session, country="DE", name="VAT", rate_ppm=200_000, effective_from=None)
+        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=200_000, effective_from=None)
     for dollars, terms in lots:
         wallet.granted(tenant, dollars, **terms)
     month = stage.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)

@@ -14,7 +14,7 @@ from billing.invoices.drafts import read_drafts
 from billing.invoices.queries import read_document
 from billing.invoices.schedule import PeriodSchedule
 from billing.prices.card import PriceCard
-from billing.tax import profiles, sources
+from billing.tax import profiles, rate_table
 from billing.tax.parties import Seller
 from core.contracts.grants import Prices
 from core.db import unit_of_work
@@ -39,7 +39,7 @@ def tenant(stage, months) -> str:
     """A tenant that has paid a fee ahead for two months, with 20 % VAT, and left within this month."""
     with unit_of_work(stage.engine) as session:
         profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        sources.add_rate(session, country="DE", name="VAT", rate_ppm=200_000, effective_from=None)
+        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=200_000, effective_from=None)
     card = PriceCard.of_all_models(PRICES)
     tenant = stage.tenant(card=msgspec.structs.replace(card, base_fee_nanos=FEE, base_fee_when="advance"))
     stage.change("ALTER TABLE plan_assignments DISABLE TRIGGER USER")

@@ -44,7 +44,8 @@ FROM invoice_events ORDER BY seq DESC LIMIT 1
 PAID = {"kind": "payment", "source": "'manual'", "status": "paid", "due": 0, "paid": "amount_due_cents"}
 DUE = "(SELECT amount_due_cents * 10000000 FROM invoice_events ORDER BY seq DESC LIMIT 1)"
 CARRIED = """
-INSERT INTO carried_periods SELECT tenant_id, period_end{}, period_start, 9, '[]', now() FROM invoices
+INSERT INTO carried_periods SELECT tenant_id, period_end{0}, period_start, 9, '[]', now(), NULL, period_end{0}
+FROM invoices
 """
 STATE = "INSERT INTO period_states SELECT tenant_id, {}, '{{}}', now() FROM invoices"
 RESOURCE = """

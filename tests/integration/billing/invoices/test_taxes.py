@@ -1,4 +1,4 @@
-"""The tax of an invoice: by its date, its parties and its rates, and never without it."""
+"""The tax of an invoice: by its date, its parties and its rate, and never two."""
 
 from datetime import date, timedelta
 
@@ -8,36 +8,22 @@ from billing.invoices import closing
 from billing.invoices.credit_notes import issue_credit_note
 from billing.invoices.drafts import read_drafts
 from billing.invoices.queries import read_document
-from billing.invoices.schedule import PeriodSchedule
-from billing.tax import profiles, sources
+from billing.tax import profiles, rate_table
 from billing.tax.calculation import REVERSE_CHARGE
 from billing.tax.parties import Buyer, Seller
-from billing.tax.sources import OwnRates, TaxUnavailable
 from core.contracts.grants import Prices
 from core.db import unit_of_work
+from core.errors import Conflict
 
 CENT = Prices(input_nanos=10_000_000, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
 GRACE = timedelta(hours=1)
-
-
-class FailingFor(OwnRates):
-    """A source that does not answer for one tenant."""
-
-    def __init__(self, legal_name: str) -> None:
-        self._legal_name = legal_name
-        self.broken = True
-
-    def decide(self, engine, parties, at):
-        if self.broken and parties.buyer is not None and parties.buyer.legal_name == self._legal_name:
-            raise TaxUnavailable("the tax service answers 503")
-        return super().decide(engine, parties, at)
 
 
 @pytest.fixture
 def german(stage) -> None:
     with unit_of_work(stage.engine) as session:
         profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        sources.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
+        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
 
 
 def buyer(stage, **details) -> str:
@@ -89,40 +75,24 @@ def test_an_exempt_tenant_has_no_tax_line(stage, german):
     assert later.tax_cents == 19
 
 
-@pytest.mark.scenario(128)
-def test_a_tax_source_that_fails_holds_only_that_tenants_draft(stage, german):
-    held, other = buyer(stage, legal_name="Held", country="DE"), buyer(stage, legal_name="Other", country="DE")
-    month = stage.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    for tenant in (held, other):
-        use(stage, tenant, 100, settled_at_ms=int(month.timestamp() * 1000) - 60_000)
-    source = FailingFor("Held")
-    schedule = PeriodSchedule(stage.engine, grace=timedelta(0), tax=source)
-    schedule.run_once()
-    assert stage.rows("SELECT tenant_id FROM invoices") == [{"tenant_id": other}]
-    draft, running = read_drafts(stage.engine, held, grace=GRACE, tax=source)
-    assert (draft.ended, draft.held_because, draft.tax_cents) == (True, "the tax service answers 503", 0)
-    assert timedelta(0) < draft.next_try_at - stage.now() <= timedelta(minutes=1)
-    assert not running.ended
-    source.broken = False
-    schedule.run_once()  # not before its time
-    assert stage.value("SELECT count(*) FROM invoices") == 1
-    stage.change("UPDATE invoice_holds SET next_try_at = now()")
-    schedule.run_once()
-    assert stage.value("SELECT tax_cents FROM invoices WHERE tenant_id = :t", t=held) == 19
-    assert stage.value("SELECT count(*) FROM invoice_holds") == 0
+def test_a_second_tax_of_a_country_is_refused_until_the_first_has_ended(stage, german):
+    def add(name: str, rate_ppm: int, **begins) -> None:
+        with unit_of_work(stage.engine) as session:
+            rate_table.add_rate(
+                session, country="DE", name=name, rate_ppm=rate_ppm, **{"effective_from": None} | begins
+            )
 
-
-@pytest.mark.scenario(128)
-def test_an_explicit_close_names_the_tenant_that_has_no_tax(stage, german):
-    held, other = buyer(stage, legal_name="Held", country="DE"), buyer(stage, country="DE")
-    use(stage, held, 100)
-    use(stage, other, 100)
-    made, failed = closing.close_all(stage.engine, tax=FailingFor("Held"))
-    assert ([each.tenant_id for each in made], failed) == ([other], [held])
-    for attempts in (2, 3):
-        with pytest.raises(TaxUnavailable):
-            closing.close_tenant(stage.engine, held, stage.now(), tax=FailingFor("Held"))
-        assert stage.value("SELECT attempts FROM invoice_holds") == attempts
+    with pytest.raises(Conflict, match="Every line has one rate") as refused:
+        add("Reduced VAT", 70_000)
+    assert (refused.value.code, refused.value.param) == ("second_tax_rate", "name")
+    assert invoice(stage, buyer(stage, country="DE"), 100).tax_cents == 19
+    add("VAT", 0)
+    add("USt", 160_000)
+    assert invoice(stage, buyer(stage, country="DE"), 100).tax_cents == 16
+    add("USt", 0)
+    add("USt", 170_000, effective_from=stage.now() + timedelta(days=9))
+    with pytest.raises(Conflict, match="USt"):
+        add("VAT", 190_000)
 
 
 @pytest.mark.scenario(129)
@@ -131,11 +101,11 @@ def test_the_rate_is_that_of_the_finalization_and_stays_on_credit_notes(stage, g
     use(stage, tenant, 1_000)
     assert read_drafts(stage.engine, tenant, grace=GRACE)[-1].tax_cents == 190
     with unit_of_work(stage.engine) as session:
-        sources.add_rate(session, country="DE", name="VAT", rate_ppm=160_000, effective_from=None)
+        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=160_000, effective_from=None)
     made = closing.close_tenant(stage.engine, tenant, stage.now())
     assert made.tax_cents == 160
     with unit_of_work(stage.engine) as session:
-        sources.add_rate(session, country="DE", name="VAT", rate_ppm=250_000, effective_from=None)
+        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=250_000, effective_from=None)
     with unit_of_work(stage.engine) as session:
         note = issue_credit_note(session, invoice_id=made.id, amount_cents=500, to="amount_due", reason="agreed")
     assert (note.tax_cents, note.tax_lines[0].rate_ppm) == (80, 160_000)
@@ -149,3 +119,17 @@ def test_the_parties_of_an_invoice_are_those_of_its_date(stage, german):
         profiles.set_seller(session, Seller(legal_name="Other"))
     shown = document(stage, made.id)
     assert (shown.buyer.legal_name, shown.seller.legal_name) == ("Acme", "Tenora GmbH")
+
+
+def test_an_invoice_is_due_by_the_terms_of_its_date_and_drafts_warn_of_missing_parties(stage, german):
+    whole = {"address": ("Weg 1",), "country": "DE"}
+    usual, own = buyer(stage, **whole), buyer(stage, payment_days=45, **whole)
+    use(stage, usual, 10)
+    (draft,) = read_drafts(stage.engine, usual, grace=GRACE)
+    assert [warning.partition(":")[0] for warning in draft.warnings] == ["seller"]
+    with unit_of_work(stage.engine) as session:
+        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", tax="fixed", payment_days=30, **whole))
+    assert read_drafts(stage.engine, usual, grace=GRACE)[0].warnings == ()
+    for tenant, days in ((usual, 30), (own, 45)):
+        made = invoice(stage, tenant, 10)
+        assert made.due_on == made.created_at.date() + timedelta(days=days)

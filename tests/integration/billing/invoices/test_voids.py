@@ -1,4 +1,6 @@
-"""A void gives back what the invoice had used of the tenant's credit and balance, once, and changes no document."""
+"""A void gives back what the invoice had used of the tenant's credit and balance, once, and changes no document. Its
+lines are on the next invoice, or on none.
+"""
 
 import threading
 from datetime import timedelta
@@ -7,13 +9,13 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from billing.credits.lots import void_promotional
-from billing.invoices import balance, verification
+from billing.invoices import balance, drafts, verification
 from billing.invoices.credit_notes import issue_credit_note
 from billing.invoices.endings import void_invoice
 from billing.invoices.payments import record_payment
 from billing.invoices.queries import read_document
-from billing.tax import profiles, sources
-from billing.tax.parties import Seller
+from billing.tax import profiles, rate_table
+from billing.tax.parties import Buyer, Seller
 from core.db import unit_of_work
 from core.errors import Conflict
 from tests.fixtures.money_checks import MoneyChecks
@@ -36,12 +38,85 @@ def checks(stage) -> MoneyChecks:
 def vat(stage) -> None:
     with unit_of_work(stage.engine) as session:
         profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        sources.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
+        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
 
 
-def void(stage, invoice_id: str):
+def void(stage, invoice_id: str, *, write_off: bool = True):
     with unit_of_work(stage.engine) as session:
-        return void_invoice(session, invoice_id=invoice_id, reason="wrong plan")
+        return void_invoice(session, invoice_id=invoice_id, reason="wrong plan", write_off=write_off)
+
+
+def test_a_void_invoice_is_on_the_next_one_once_with_the_address_of_then(stage, wallet, checks):
+    vat(stage)
+    tenant = stage.tenant()
+    gift = wallet.granted(tenant, 10, kind="promotional")
+    wallet.granted(tenant, 1)
+    wallet.spend(tenant, 30)
+    (wrong,) = stage.close()
+    assert (wrong.net_cents, wrong.total_cents, wrong.amount_due_cents) == (2_000, 2_380, 2_280)
+    pending = wallet.balance(tenant).pending_nanos
+    void(stage, wrong.id, write_off=False)
+    checks.check()
+    assert wallet.account("revenue") == -30 * DOLLAR, "what was used is still earned"
+    assert wallet.account("usage_unbilled", tenant) == 30 * DOLLAR
+    assert (pending, wallet.balance(tenant).pending_nanos) == (0, 11 * DOLLAR), "the credit is not free for more usage"
+    with unit_of_work(stage.engine) as session:
+        profiles.set_buyer(session, tenant, Buyer(legal_name="Acme", address=("Weg 1",), country="DE"))
+    draft = drafts.read_drafts(stage.engine, tenant, grace=timedelta(0))[0]
+    (right,) = stage.close()
+    checks.check()
+    wallet.check()
+    shown, before = read(stage, right.id), read(stage, wrong.id)
+    assert draft.total_cents == right.total_cents == wrong.total_cents
+    assert (right.amount_nanos, right.amount_due_cents, shown.buyer.legal_name) == (30 * DOLLAR, 2_280, "Acme")
+    assert [(line.kind, line.quantity, line.covers_from, line.covers_until) for line in shown.lines] == [
+        (line.kind, line.quantity, wrong.period_start, wrong.period_end) for line in before.lines
+    ]
+    assert [(event.kind, event.write_off) for event in before.events][-1] == ("void", False)
+    assert wallet.lot(tenant, gift).invoiced_nanos == 10 * DOLLAR
+    assert stage.reconcile().unbilled_tokens == 0
+    wallet.spend(tenant, 3)
+    (following,) = stage.close()
+    assert following.amount_nanos == 3 * DOLLAR
+    checks.check()
+
+
+def test_what_was_voided_twice_credited_and_late_is_billed_once(stage, wallet, checks):
+    tenant = stage.tenant()
+    wallet.spend(tenant, 30)
+    (first,) = stage.close()
+    with unit_of_work(stage.engine) as session:
+        issue_credit_note(session, invoice_id=first.id, amount_cents=500, to="amount_due", reason="agreed")
+    wallet.spend(tenant, 6)
+    (second,) = stage.close()
+    void(stage, second.id, write_off=False)
+    void(stage, first.id, write_off=False)
+    checks.check()
+    (third,) = stage.close()
+    assert third.amount_nanos == 31 * DOLLAR
+    void(stage, third.id, write_off=False)
+    checks.check()
+    (fourth,) = stage.close()
+    assert (fourth.amount_nanos, fourth.net_cents) == (31 * DOLLAR, 3_100)
+    checks.check()
+    assert stage.close() == []
+
+
+@pytest.mark.parametrize("write_off", [True, False])
+def test_usage_of_before_an_expiry_uses_the_credit_on_the_next_invoice_too(stage, wallet, checks, write_off):
+    tenant = stage.tenant()
+    ends = stage.now() + timedelta(seconds=2)
+    lot = wallet.granted(tenant, 10, kind="promotional", expires_at=ends)
+    wallet.spend(tenant, 30)
+    (invoice,) = stage.close()
+    stage.value("SELECT pg_sleep_until(:ends)::text", ends=ends)
+    void(stage, invoice.id, write_off=write_off)
+    checks.check()
+    wallet.spend(tenant, 3)
+    (following,) = stage.close()
+    assert following.net_cents == (300 if write_off else 2_300)
+    assert wallet.lot(tenant, lot).invoiced_nanos == (0 if write_off else 10 * DOLLAR)
+    checks.check()
 
 
 def test_promotional_credit_comes_back_and_pays_again(stage, wallet, checks):

@@ -18,7 +18,7 @@ from billing.limits.top_ups import TopUpStanding, is_due
 from billing.limits.views import AutoTopUp
 from billing.metering import ActiveTenants
 from billing.subscriptions.ending import end_subscription
-from billing.tax import profiles, sources
+from billing.tax import profiles, rate_table
 from billing.tax.parties import Seller
 from core.db import unit_of_work
 from core.ids import new_id
@@ -71,7 +71,7 @@ def test_a_prepaid_tenant_may_be_charged_at_most_its_credit(stage, wallet, runne
 def test_a_prepaid_tenant_with_tax_owes_nothing_when_its_ceiling_is_reached(stage, wallet, runner):
     with unit_of_work(stage.engine) as session:
         profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        sources.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
+        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
     tenant = stage.tenant()
     wallet.granted(tenant, 50)
     shown = change(stage, tenant, mode="prepaid", balance_floors_nanos=(0,))
@@ -94,7 +94,7 @@ def test_a_prepaid_tenant_with_tax_owes_nothing_when_its_ceiling_is_reached(stag
 def test_credit_is_bought_when_what_is_left_is_held_back_for_tax(stage, wallet):
     with unit_of_work(stage.engine) as session:
         profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        sources.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
+        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
     tenant, card = stage.tenant(), Card()
     wallet.granted(tenant, 50)
     top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=5_000)
@@ -178,6 +178,27 @@ def test_unbilled_usage_and_unpaid_invoices_count_towards_the_credit_limit_until
     runner.run_once()
     assert ceiling(stage, tenant) == 110 * DOLLAR
     assert published(stage) == [tenant]
+
+
+def test_a_raised_credit_limit_sends_no_threshold_that_was_passed_before(stage, wallet, runner):
+    tenant = stage.tenant()
+    change(stage, tenant, credit_limit_nanos=12 * DOLLAR)
+    wallet.spend(tenant, 9.6)
+    runner.run_once()
+    change(stage, tenant, credit_limit_nanos=18 * DOLLAR)
+    wallet.spend(tenant, 4.8)
+    runner.run_once()
+    assert alerted(stage, tenant, "credit_limit.threshold_reached", "percent") == [50, 80, 80]
+    change(stage, tenant, credit_limit_nanos=15 * DOLLAR)
+    assert alerted(stage, tenant, "credit_limit.threshold_reached", "percent") == [50, 80, 80, 50, 80]
+
+
+def alerted(stage, tenant_id: str, event_type: str, field: str) -> list:
+    rows = stage.rows(
+        "SELECT data FROM notifications WHERE tenant_id = :t AND event_type = :e ORDER BY created_at",
+        t=tenant_id, e=event_type,
+    )  # fmt: skip
+    return [row["data"][field] for row in rows]
 
 
 def test_credit_pays_before_the_credit_limit_is_used(stage, wallet, runner):
@@ -289,6 +310,28 @@ def test_credit_is_bought_again_only_a_day_after_a_failure_and_within_the_months
     assert not due(asked, month_cents=2_501)
     assert not due(asked, failed_at=now - timedelta(hours=23))
     assert due(asked, failed_at=now - timedelta(days=1))
+
+
+def test_the_cap_that_stops_top_ups_is_announced_once(stage, wallet):
+    tenant, card = stage.tenant(), Card()
+    wallet.granted(tenant, 12)
+    top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=2_500)
+    change(stage, tenant, mode="prepaid", auto_top_up=top_up)
+    wallet.spend(tenant, 9)
+    look = SpendingRunner(
+        stage.engine, ActiveTenants(), invoice_now=partial(close_tenant, stage.engine), payments=card,
+        top_ups_every=timedelta(0),
+    )  # fmt: skip
+    look.run_once()
+    assert (card.started, alerted(stage, tenant, "top_up.cap_reached", "cap_cents")) == ([2_500], [])
+    card.now = TopUpStanding(month_cents=2_500)
+    for _ in range(2):
+        look.run_once()
+    assert (card.started, alerted(stage, tenant, "top_up.cap_reached", "cap_cents")) == ([2_500], [2_500])
+    raised = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=4_999)
+    change(stage, tenant, auto_top_up=raised)
+    look.run_once()
+    assert alerted(stage, tenant, "top_up.cap_reached", "cap_cents") == [2_500, 4_999]
 
 
 @pytest.mark.scenario(58)

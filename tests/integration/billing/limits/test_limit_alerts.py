@@ -71,12 +71,45 @@ def test_a_limit_that_is_lowered_below_what_is_spent_alerts_again_by_the_new_lim
     assert [percent for _, percent in written(stage, tenant)] == [50, 50, 80, 100]
 
 
+def test_a_raised_limit_sends_no_threshold_that_was_passed_before(stage, wallet, alerts):
+    tenant = stage.tenant()
+    limit(stage, tenant, 12)
+    wallet.spend(tenant, 10.8)
+    alerts.run_once()
+    limit(stage, tenant, 13.2)
+    wallet.spend(tenant, 0.6)
+    alerts.run_once()
+    assert [percent for _, percent in written(stage, tenant)] == [50, 80]
+    wallet.spend(tenant, 1.8)
+    alerts.run_once()
+    assert [percent for _, percent in written(stage, tenant)] == [50, 80, 100]
+    limit(stage, tenant, 18)
+    wallet.spend(tenant, 1.2)
+    alerts.run_once()
+    assert [percent for _, percent in written(stage, tenant)] == [50, 80, 100, 80]
+
+
+def plan_limit(stage, tenant: str, dollars: int) -> None:
+    limits = msgspec.structs.replace(AMPLE, spend_nanos_per_month=dollars * DOLLAR)
+    grant = TenantGrant(tenant_id=tenant, status="active", limits=limits, prices=PRICES)
+    stage.redis.hset(redis_keys.snapshot("tenants"), tenant, msgspec.json.encode(grant))
+
+
+def test_a_raised_limit_of_the_plan_does_not_either(stage, wallet, alerts):
+    tenant = stage.tenant()
+    plan_limit(stage, tenant, 6)
+    wallet.spend(tenant, 6)
+    alerts.run_once()
+    plan_limit(stage, tenant, 12)
+    wallet.spend(tenant, 3.6)
+    alerts.run_once()
+    assert [percent for _, percent in written(stage, tenant)] == [50, 80, 100, 80]
+
+
 def test_the_plans_limit_of_a_month_and_a_commitment_are_alerted_too(stage, wallet, alerts):
     card = msgspec.structs.replace(PriceCard.of_all_models(PRICES), commitment_nanos=12 * DOLLAR)
     tenant = stage.tenant(card=card)
-    limits = msgspec.structs.replace(AMPLE, spend_nanos_per_month=6 * DOLLAR)
-    grant = TenantGrant(tenant_id=tenant, status="active", limits=limits, prices=PRICES)
-    stage.redis.hset(redis_keys.snapshot("tenants"), tenant, msgspec.json.encode(grant))
+    plan_limit(stage, tenant, 6)
     wallet.spend(tenant, 6)
     alerts.run_once()
     assert written(stage, tenant) == [

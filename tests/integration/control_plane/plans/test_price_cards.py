@@ -41,6 +41,10 @@ def test_a_card_is_shown_as_it_was_given_and_gateways_get_its_highest_prices(api
     answer = add_version(api, plan, card)
     assert answer.status_code == 201, answer.text
     assert answer.json()["prices"] == with_dollars(card)
+    assert answer.json()["general_prices"] == [
+        {"base_model": base.id, "rank_class": each, "price_of": "base_model",
+         "prices": with_dollars(PRICES | {"output_nanos": 1_200})} for each in base.classes if each != 64
+    ]  # fmt: skip
     again = add_version(api, plan, answer.json()["prices"])  # an answer can be sent back
     assert again.json()["prices"] == answer.json()["prices"]
     drain(relay)

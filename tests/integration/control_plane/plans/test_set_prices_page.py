@@ -30,7 +30,7 @@ def test_every_call_of_the_page_about_one_tenant_is_accepted(api):
     tenant = api.tenant()
     expires = {"prices": PRICES, "expires_at": "2099-01-01T00:00:00Z"}
     calls = re.findall(r"^\| [^|]+ \| `(\w+) (/[^`]+)`(?: with `(\{.*?\})`)?.*\|$", PAGE, re.MULTILINE)
-    assert len(calls) == 10
+    assert len(calls) == 11
     discount_id = ""
     for method, path, body_text in calls:
         body = json.loads(body_text) if body_text else expires if path == "/price-overrides" else None

@@ -22,6 +22,7 @@ from tests.fixtures.terms import (
 )
 
 PLAN = version(1, output_nanos=600)
+WITH_FEE = version(1, output_nanos=600, base_fee_nanos=7 * DOLLAR)
 JANUARY = Period(DECEMBER.end, at("2027-02-01"))
 
 
@@ -50,6 +51,23 @@ def test_two_discounts_apply_one_after_the_other_and_are_printed_in_that_order()
     assert [line.source_id for line in statement.lines[1:]] == ["dis_1000", "dis_5usd"]
     turned = charged(50, NOVEMBER, amount(5), percent(1_000))
     assert total(turned) == 40_500_000_000
+
+
+@pytest.mark.parametrize(("scope", "taken_dollars"), [("usage", 3), ("fees", 2), ("all", 5)])
+def test_a_discount_of_ten_percent_lowers_what_its_scope_names(scope, taken_dollars):
+    plan = version(1, output_nanos=600, base_fee_nanos=20 * DOLLAR)
+    use = used((50_000_000, plan))
+    statement = state_of(terms(plan), use=use, discounts=[percent(1_000, scope=scope)])
+    assert amounts(statement, "discount") == [-taken_dollars * DOLLAR]
+    assert total(statement) == (50 - taken_dollars) * DOLLAR
+
+
+def test_a_scope_finds_what_discounts_before_it_left():
+    plan = version(1, output_nanos=600, base_fee_nanos=20 * DOLLAR)
+    discounts = [amount(40, scope="usage"), percent(5_000), amount(99, scope="fees"), percent(10_000, scope="usage")]
+    statement = state_of(terms(plan), use=used((50_000_000, plan)), discounts=discounts)
+    assert amounts(statement, "discount") == [-30 * DOLLAR, -10 * DOLLAR, -10 * DOLLAR]
+    assert total(statement) == 0
 
 
 @pytest.mark.scenario(37)
@@ -103,16 +121,18 @@ def test_a_discount_applies_to_periods_that_it_sees_end():
 
 
 grants = st.builds(
-    lambda number, hundredths, dollars, duration: msgspec.structs.replace(
+    lambda number, hundredths, dollars, duration, scope: msgspec.structs.replace(
         percent(hundredths) if hundredths else amount(dollars),
         id=f"dis_{number}",
         duration=duration,
+        scope=scope,
         periods=2 if duration == "periods" else None,
     ),
     st.integers(0, 10**6),
     st.integers(0, 10_000),
     st.integers(1, 50),
     st.sampled_from(["once", "periods", "forever"]),
+    st.sampled_from(["usage", "fees", "all"]),
 )
 
 
@@ -123,8 +143,8 @@ def test_discounts_never_make_a_charge_negative_nor_give_more_than_their_amount(
     state = None
     given_nanos = dict.fromkeys((each.id for each in discounts), 0)
     for billed, used_tokens in zip((NOVEMBER, DECEMBER, JANUARY), tokens, strict=True):
-        use = used((used_tokens * 1_000_000, PLAN))
-        statement = state_of(terms(PLAN), billed, use, discounts=discounts, before=state)
+        use = used((used_tokens * 1_000_000, WITH_FEE))
+        statement = state_of(terms(WITH_FEE), billed, use, discounts=discounts, before=state)
         assert total(statement) >= 0
         for line in statement.lines:
             if line.source_id is not None:

@@ -11,7 +11,7 @@ from billing.credits.views import CreditUse
 from billing.invoices.finalizing import Amounts, amounts
 from billing.tax.calculation import RateInForce, TaxDecision
 
-NO_TAX, VAT = TaxDecision(), TaxDecision(rates=(RateInForce(name="VAT", rate_ppm=190_000),))
+NO_TAX, VAT = TaxDecision(), TaxDecision(rate=RateInForce(name="VAT", rate_ppm=190_000))
 
 
 def line(nanos: int) -> DraftInvoiceLine:
