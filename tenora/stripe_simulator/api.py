@@ -17,7 +17,6 @@ import structlog
 from tenora.stripe_simulator import faults, idempotency
 from tenora.stripe_simulator.annotations import API_VERSION
 from tenora.stripe_simulator.errors import ApiError
-from tenora.stripe_simulator.expansion import expand
 from tenora.stripe_simulator.faults import Fault
 from tenora.stripe_simulator.form import read_form
 from tenora.stripe_simulator.operations import Operation
@@ -110,8 +109,7 @@ class StripeApi:
                 answer.headers |= headers
             return answer
 
-        paths = values.pop("expand", [])
-        return self._run(lambda: expand(sim, operation.run(sim, values, *ids), paths), fault, keep)
+        return self._run(lambda: operation.run(sim, values, *ids), fault, keep)
 
     def _find(self, request: ApiRequest) -> tuple[Operation, tuple[str, ...]]:
         for operation in self._operations:

@@ -57,8 +57,7 @@ def build_app(home: Path, base_url: str, *, listener: tuple[str, str] | None = N
     store = SimulatorStore(home)
     store.forget_events(before=Simulation(store, base_url).now() - EVENTS_KEPT_S)
     if listener is not None:
-        with store.transaction():
-            webhooks.listen_at(Simulation(store, base_url), *listener)
+        webhooks.listen(store, listener[0], [listener[1]])
     api = StripeApi(store, operations(), base_url)
 
     @contextlib.asynccontextmanager

@@ -161,7 +161,3 @@ def close_dispute(sim: Simulation, dispute: str, status: str) -> Object:
         sim.emit("charge.dispute.funds_reinstated", found)
     sim.emit("charge.dispute.closed", found)
     return found
-
-
-def accept_dispute(sim: Simulation, given: dict[str, Any], dispute: str) -> Object:
-    return close_dispute(sim, dispute, "lost")

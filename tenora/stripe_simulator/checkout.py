@@ -163,12 +163,6 @@ def end(sim: Simulation, session: Object) -> Object:
     return session
 
 
-def items_of(sim: Simulation, given: dict[str, Any], session_id: str) -> Object:
-    sim.get("checkout.session", session_id)
-    items = sim.store.hidden(session_id)["items"]
-    return sim.page("item", f"/v1/checkout/sessions/{session_id}/line_items", given, found=items)
-
-
 def open_portal(sim: Simulation, given: dict[str, Any]) -> Object:
     require(given, "customer")
     customer = sim.get("customer", given["customer"], "customer")["id"]

@@ -60,8 +60,12 @@ class DisputeEnd(_Body, frozen=True):
     status: Literal["won", "lost"]
 
 
-class SecretRoll(_Body, frozen=True):
-    overlap_s: int = 86_400
+class Listener(_Body, frozen=True):
+    """Where events go. During a rotation both secrets sign; no types are all types."""
+
+    url: str
+    secrets: list[str]
+    types: list[str] = []
 
 
 class Control:
@@ -92,7 +96,7 @@ async def read_status(control: Control) -> dict[str, Any]:
 
 @post("/clock", status_code=200)
 async def move_clock(data: ClockMove, control: Control) -> dict[str, int]:
-    """Move the simulator's own clock forward: keys are forgotten, sessions expire, drafts finalize."""
+    """Move the simulator's own clock forward: keys are forgotten, sessions expire."""
     if not 0 < data.advance_s <= 2 * 366 * 86_400:
         raise ClientException("advance_s must be 1 to 63,244,800 (two years)")
 
@@ -134,9 +138,18 @@ async def send_waiting(control: Control) -> dict[str, int]:
     return {"accepted": await control.delivery.send_due(all_waiting=True)}
 
 
-@post("/webhook_endpoints/{endpoint:str}/roll", status_code=200)
-async def roll_secret(endpoint: str, data: SecretRoll, control: Control) -> dict[str, str]:
-    return {"secret": control.run(lambda sim: webhooks.roll_secret(sim, endpoint, data.overlap_s))}
+@post("/listener", status_code=200)
+async def set_listener(data: Listener, control: Control) -> Listener:
+    webhooks.listen(control.store, data.url, data.secrets, data.types)
+    return data
+
+
+@delete("/listener", status_code=200)
+async def forget_listener(control: Control) -> dict[str, bool]:
+    """Post nothing from now on, not even what waits."""
+    control.store.set("listener", None)
+    control.store.sql.execute("DELETE FROM deliveries")
+    return {"forgotten": True}
 
 
 @post("/payment_methods/{method:str}", status_code=200)
@@ -189,6 +202,6 @@ async def end_dispute(dispute: str, data: DisputeEnd, control: Control) -> Objec
 
 
 ROUTES = (
-    read_status, move_clock, plan_fault, forget_faults, set_delivery, send_waiting, roll_secret, change_card,
-    act_at_checkout, authenticate, open_dispute, end_dispute,
+    read_status, move_clock, plan_fault, forget_faults, set_delivery, send_waiting, set_listener, forget_listener,
+    change_card, act_at_checkout, authenticate, open_dispute, end_dispute,
 )  # fmt: skip

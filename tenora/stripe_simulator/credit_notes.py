@@ -157,16 +157,3 @@ def _apply(sim: Simulation, invoice: Object, before: int, after: int) -> None:
         if invoice["amount_remaining"] == 0:
             intents.end(sim, intent, "void_invoice")
             invoices.mark_paid(sim, invoice, 0)
-
-
-def void(sim: Simulation, given: dict[str, Any], note_id: str) -> Object:
-    """Take back a note on an open invoice. Stripe allows it there alone."""
-    note = sim.get("credit_note", note_id)
-    invoice = sim.get("invoice", note["invoice"])
-    if note["status"] == "void" or invoice["status"] != "open":
-        raise ApiError("You can only void credit notes that are issued and whose invoice is open.")
-    _apply(sim, invoice, -note["pre_payment_amount"], -note["post_payment_amount"])
-    note |= {"status": "void", "voided_at": sim.now(note["customer"])}
-    sim.save(note)
-    sim.emit("credit_note.voided", note)
-    return note

@@ -131,9 +131,3 @@ def change_balance(sim: Simulation, customer: str, amount: int, kind: str, **fie
     made = sim.create("customer_balance_transaction", "cbtxn", entry | fields, customer=customer)
     sim.emit("customer.updated", owner, {"balance": before})
     return made
-
-
-def balance_list(sim: Simulation, given: dict[str, Any], customer: str) -> Object:
-    sim.get("customer", customer)
-    url = f"/v1/customers/{customer}/balance_transactions"
-    return sim.page("customer_balance_transaction", url, {**given, "customer": customer})

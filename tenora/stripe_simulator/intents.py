@@ -253,16 +253,3 @@ def confirm_setup(sim: Simulation, given: dict[str, Any], setup_id: str, *, auth
         payment_methods.attach_to(sim, method, setup["customer"])
     sim.emit("setup_intent.succeeded", setup)
     return setup
-
-
-def cancel_setup(sim: Simulation, given: dict[str, Any], setup_id: str) -> Object:
-    setup = sim.get("setup_intent", setup_id)
-    if setup["status"] not in _CONFIRMABLE:
-        raise ApiError(
-            f"You cannot cancel this SetupIntent because it has a status of {setup['status']}.",
-            code="setup_intent_unexpected_state",
-        )
-    setup |= {"status": "canceled", "cancellation_reason": given.get("cancellation_reason"), "next_action": None}
-    sim.save(setup)
-    sim.emit("setup_intent.canceled", setup)
-    return setup

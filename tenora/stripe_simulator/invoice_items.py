@@ -5,7 +5,7 @@ from typing import Any, Final
 from tenora.stripe_simulator import intents
 from tenora.stripe_simulator.errors import ApiError, not_simulated, require
 from tenora.stripe_simulator.resources import complete
-from tenora.stripe_simulator.simulation import Object, Simulation, merged
+from tenora.stripe_simulator.simulation import Object, Simulation
 
 LINES_MAX: Final = 250
 LINES_EMBEDDED: Final = 10
@@ -62,28 +62,6 @@ def _draft(sim: Simulation, invoice_id: str, customer: str) -> Object:
             param="invoice",
         )
     return invoice
-
-
-def update(sim: Simulation, given: dict[str, Any], item_id: str) -> Object:
-    item = sim.get("invoiceitem", item_id)
-    draft = _draft(sim, item["invoice"], item["customer"]) if item["invoice"] else None
-    if "metadata" in given:
-        item["metadata"] = merged(item["metadata"], given["metadata"])
-    item |= {name: given[name] for name in ("amount", "description") if name in given}
-    sim.save(item)
-    if draft:
-        refresh(sim, draft)
-    return item
-
-
-def delete(sim: Simulation, given: dict[str, Any], item_id: str) -> Object:
-    item = sim.get("invoiceitem", item_id)
-    draft = _draft(sim, item["invoice"], item["customer"]) if item["invoice"] else None
-    sim.store.remove(item_id)
-    if draft:
-        refresh(sim, draft)
-    sim.emit("invoiceitem.deleted", item)
-    return {"id": item_id, "object": "invoiceitem", "deleted": True}
 
 
 def list_all(sim: Simulation, given: dict[str, Any]) -> Object:
@@ -143,9 +121,3 @@ def refresh(sim: Simulation, invoice: Object) -> Object:
     invoice |= {"subtotal": total, "subtotal_excluding_tax": total, "total": total, "total_excluding_tax": total}
     invoice |= {"amount_due": max(0, total), "amount_remaining": max(0, total)}
     return sim.save(invoice)
-
-
-def list_lines(sim: Simulation, given: dict[str, Any], invoice_id: str) -> Object:
-    sim.get("invoice", invoice_id)
-    lines = [_line(sim, item) for item in items_of(sim, invoice_id)]
-    return sim.page("line_item", f"/v1/invoices/{invoice_id}/lines", given, found=lines)

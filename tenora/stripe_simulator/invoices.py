@@ -9,9 +9,8 @@ from typing import Any, Final
 from tenora.stripe_simulator import customers, intents, invoice_items, payment_methods
 from tenora.stripe_simulator.charges import Declined
 from tenora.stripe_simulator.errors import ApiError, not_simulated, require
-from tenora.stripe_simulator.simulation import Object, Simulation, merged
+from tenora.stripe_simulator.simulation import Object, Simulation
 
-_DRAFT_S: Final = 3_600  # how long Stripe leaves a draft with auto_advance alone
 _DAY_S: Final = 86_400
 
 
@@ -73,30 +72,6 @@ def _amounts() -> dict[str, Any]:
     )  # fmt: skip
     lists: dict[str, Any] = {"total_discount_amounts": [], "total_taxes": []}
     return dict.fromkeys(zero, 0) | lists | {"attempted": False}
-
-
-def update(sim: Simulation, given: dict[str, Any], invoice_id: str) -> Object:
-    invoice = sim.get("invoice", invoice_id)
-    fixed = {"description", "footer"} & given.keys()
-    if fixed and invoice["status"] != "draft":
-        raise ApiError("Finalized invoices can't be updated in this way", code="invoice_not_editable", param=min(fixed))
-    if "metadata" in given:
-        invoice["metadata"] = merged(invoice["metadata"], given["metadata"])
-    invoice |= {name: value for name, value in given.items() if name not in ("metadata", "expand")}
-    sim.save(invoice)
-    sim.emit("invoice.updated", invoice)
-    return invoice
-
-
-def delete(sim: Simulation, given: dict[str, Any], invoice_id: str) -> Object:
-    invoice = sim.get("invoice", invoice_id)
-    if invoice["status"] != "draft":
-        raise ApiError("You can only delete draft invoices.", code="invoice_not_editable")
-    for item in invoice_items.items_of(sim, invoice_id):
-        sim.store.remove(item["id"])
-    sim.store.remove(invoice_id)
-    sim.emit("invoice.deleted", invoice)
-    return {"id": invoice_id, "object": "invoice", "deleted": True}
 
 
 def finalize(sim: Simulation, given: dict[str, Any], invoice_id: str) -> Object:
@@ -295,23 +270,3 @@ def list_payments(sim: Simulation, given: dict[str, Any]) -> Object:
         wanted = filters.pop("payment").get("payment_intent")
         found = [each for each in found if each["payment"].get("payment_intent") == wanted]
     return sim.page("invoice_payment", "/v1/invoice_payments", filters, found=found)
-
-
-def advance_draft(sim: Simulation, invoice: Object) -> None:
-    """Finalize a draft with ``auto_advance`` after its hour, and try once to collect it."""
-    if not invoice["auto_advance"] or sim.now(invoice["customer"]) < invoice["created"] + _DRAFT_S:
-        return
-    try:
-        finalized = finalize(sim, {}, invoice["id"])
-        if finalized["status"] == "open" and finalized["collection_method"] == "charge_automatically":
-            pay(sim, {}, invoice["id"])
-    except ApiError:  # its customer is gone, or the failed attempt is recorded; Smart Retries are not simulated
-        return
-
-
-def note_overdue(sim: Simulation, invoice: Object) -> None:
-    """Tell once that an invoice passed its due date."""
-    late = invoice["due_date"] is not None and invoice["due_date"] < sim.now(invoice["customer"])
-    if late and not sim.store.hidden(invoice["id"]).get("overdue"):
-        sim.store.hide(invoice["id"], overdue=True)
-        sim.emit("invoice.overdue", invoice)

@@ -3,21 +3,8 @@
 from typing import Any
 
 from tenora.stripe_simulator.cards import CARDS, TestCard, advice, card_name
-from tenora.stripe_simulator.errors import ApiError, not_simulated, require
+from tenora.stripe_simulator.errors import ApiError, require
 from tenora.stripe_simulator.simulation import Object, Simulation
-
-
-def create(sim: Simulation, given: dict[str, Any]) -> Object:
-    if given.get("type") != "card":
-        raise not_simulated("payment methods other than cards", "type")
-    card = given.get("card", {})
-    if "number" in card:
-        raise ApiError(
-            "Sending credit card numbers directly to the Stripe API is generally unsafe. Use a test token such as "
-            "tok_visa instead.",
-            param="card[number]",
-        )
-    return from_token(sim, card.get("token", ""), "card[token]")
 
 
 def from_token(sim: Simulation, token: str, param: str) -> Object:

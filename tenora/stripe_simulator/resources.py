@@ -10,7 +10,6 @@ from typing import Any, Final, Literal, get_args, get_origin
 from tenora.stripe_simulator.annotations import fields_of, members, resource_type
 
 KINDS: Final = {
-    "balance_transaction": "BalanceTransaction",
     "billing_portal.session": "billing_portal.Session",
     "charge": "Charge",
     "checkout.session": "checkout.Session",
@@ -30,14 +29,12 @@ KINDS: Final = {
     "refund": "Refund",
     "setup_intent": "SetupIntent",
     "test_helpers.test_clock": "test_helpers.TestClock",
-    "webhook_endpoint": "WebhookEndpoint",
 }
 _OMITTED: Final = {
     "charge": {"refunds", "level3", "authorization_code"},
     "checkout.session": {"line_items"},
     "customer": {"sources", "subscriptions", "tax_ids", "tax", "cash_balance", "business_name", "individual_name"},
     "invoice": {"payments", "confirmation_secret", "amount_paid_off_stripe", "total_pretax_credit_amounts"},
-    "webhook_endpoint": {"secret"},
 }
 """Optional fields that Stripe leaves out instead of writing null, besides ``deleted``."""
 
@@ -66,12 +63,6 @@ def _filled(given: dict[str, Any], declared: type, omitted: set[str]) -> dict[st
         if nested is not None and isinstance(value, dict) and "object" not in value:
             filled[name] = _filled(value, nested, set())
     return filled
-
-
-def is_expandable(kind: str, name: str) -> bool:
-    """Whether the field of such an object holds an id that may be replaced by the object."""
-    options = members(fields_of(resource_type(KINDS[kind])).get(name, NoneType))
-    return str in options and any(isinstance(each, type) and _is_object(each) for each in options)
 
 
 def problems(value: dict[str, Any]) -> list[str]:

@@ -73,7 +73,7 @@ class Simulation:
         limit = given.get("limit", _LIMIT_DEFAULT)
         if not 1 <= limit <= _LIMIT_MAX:
             raise ApiError(f"Invalid limit: must be between 1 and {_LIMIT_MAX}", param="limit")
-        skipped = {"limit", "starting_after", "ending_before", "created", "expand", "types"}
+        skipped = {"limit", "starting_after", "ending_before", "created", "types"}
         fields = {name: value for name, value in given.items() if name not in skipped}
         indexed = {name: fields[name] for name in ("customer", "invoice", "status") if name in fields}
         rows = iter(self.store.iterate(kind, **indexed) if found is None else found)
@@ -90,25 +90,22 @@ class Simulation:
         return {"object": "list", "data": data, "has_more": more, "url": url}
 
     def emit(self, kind: str, subject: Object, previous: Mapping[str, Any] | None = None) -> None:
-        """Record an event with a copy of its subject, and a delivery for each endpoint that listens for it."""
-        endpoints = [each for each in self.store.select("webhook_endpoint", status="enabled") if _listens(each, kind)]
+        """Record an event with a copy of its subject, and its deliveries to the listener."""
+        mode, listener = self.store.setting("delivery", {}), self.store.setting("listener", None)
+        copies = mode.get("copies", 1) if listener and kind in (listener["types"] or (kind,)) else 0
         data = {"object": subject} | ({"previous_attributes": dict(previous)} if previous else {})
         customer = subject.get("customer")
         body = {
             "type": kind,
             "api_version": API_VERSION,
             "data": data,
-            "pending_webhooks": len(endpoints),
+            "pending_webhooks": copies,
             "request": self._request,
         }
         event = self.create("event", "evt", body, customer=customer if isinstance(customer, str) else None)
-        mode = self.store.setting("delivery", {})
-        for endpoint in endpoints:
-            for copy in range(mode.get("copies", 1)):
-                due = time.time() + (copy + 1) * mode.get("delay_ms", 0) / 1000
-                self.store.sql.execute(
-                    "INSERT INTO deliveries (event, endpoint, due) VALUES (?, ?, ?)", (event["id"], endpoint["id"], due)
-                )
+        for copy in range(1, copies + 1):
+            due = time.time() + copy * mode.get("delay_ms", 0) / 1000
+            self.store.sql.execute("INSERT INTO deliveries (event, due) VALUES (?, ?)", (event["id"], due))
 
 
 def _until(rows: Iterator[Object], kind: str, object_id: str, param: str) -> Iterator[Object]:
@@ -118,10 +115,6 @@ def _until(rows: Iterator[Object], kind: str, object_id: str, param: str) -> Ite
             return
         yield row
     raise missing(kind, object_id, param)
-
-
-def _listens(endpoint: Object, kind: str) -> bool:
-    return kind in endpoint["enabled_events"] or "*" in endpoint["enabled_events"]
 
 
 def _in_range(created: int | None, wanted: Any) -> bool:

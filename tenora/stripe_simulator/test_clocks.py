@@ -1,11 +1,11 @@
-"""Test clocks, and what becomes due when time passes: drafts, payments, due dates and Checkout sessions.
+"""Test clocks, and what becomes due when time passes: Checkout sessions expire.
 
-The simulator's own clock (real time and an offset) makes the same things due for customers without a test clock.
+The simulator's own clock (real time and an offset) does the same for customers without a test clock.
 """
 
 from typing import Any, Final
 
-from tenora.stripe_simulator import checkout, customers, invoices
+from tenora.stripe_simulator import checkout
 from tenora.stripe_simulator.errors import ApiError
 from tenora.stripe_simulator.simulation import Object, Simulation
 
@@ -42,22 +42,8 @@ def advance(sim: Simulation, given: dict[str, Any], clock_id: str) -> Object:
     return {**clock, "status": "advancing", "status_details": {"advancing": {"target_frozen_time": target}}}
 
 
-def delete(sim: Simulation, given: dict[str, Any], clock_id: str) -> Object:
-    """Remove the clock and, like Stripe, all its customers."""
-    clock = sim.get("test_helpers.test_clock", clock_id)
-    for customer in sim.store.select("customer", test_clock=clock_id):
-        customers.erase(sim, customer)
-    sim.store.remove(clock_id)
-    sim.emit("test_helpers.test_clock.deleted", clock)
-    return {"id": clock_id, "object": "test_helpers.test_clock", "deleted": True}
-
-
 def make_due(sim: Simulation) -> None:
     """Do what the clocks say is due. Idempotent: each thing happens once."""
     for session in sim.store.select("checkout.session", status="open"):
         if session["expires_at"] <= sim.now(session["customer"]):
             checkout.end(sim, session)
-    for invoice in sim.store.select("invoice", status="draft"):
-        invoices.advance_draft(sim, invoice)
-    for invoice in sim.store.select("invoice", status="open"):
-        invoices.note_overdue(sim, invoice)

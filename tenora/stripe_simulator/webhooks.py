@@ -1,4 +1,4 @@
-"""Webhook endpoints, the list of events, and the task that posts signed events to loopback addresses.
+"""The list of events, and the task that posts them, signed, to one listener on loopback.
 
 Deliveries are stored before they are sent, so that none is lost at a restart. They can be doubled, delayed, reordered.
 """
@@ -9,6 +9,7 @@ import hmac
 import json
 import random
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -16,10 +17,9 @@ import httpx
 import structlog
 
 from tenora.stripe_simulator.errors import ApiError
-from tenora.stripe_simulator.simulation import EVENTS_KEPT_S, Object, Simulation, merged
+from tenora.stripe_simulator.simulation import EVENTS_KEPT_S, Object, Simulation
 from tenora.stripe_simulator.store import SimulatorStore
 
-ENDPOINTS_MAX: Final = 16
 ATTEMPTS_MAX: Final = 16
 _TYPES_MAX: Final = 20  # of one list
 _TIMEOUT_S: Final = 10
@@ -29,33 +29,8 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _log = structlog.get_logger()
 
 
-def create(sim: Simulation, given: dict[str, Any]) -> Object:
-    _check_url(given["url"])
-    if len(sim.store.select("webhook_endpoint")) >= ENDPOINTS_MAX:
-        raise ApiError(f"You have reached the maximum of {ENDPOINTS_MAX} test webhook endpoints.")
-    fields = {
-        "api_version": given.get("api_version"),
-        "description": given.get("description"),
-        "enabled_events": given["enabled_events"],
-        "metadata": given.get("metadata") or {},
-        "status": "enabled",
-        "url": given["url"],
-    }
-    secret = sim.new_id("whsec")
-    endpoint = sim.create("webhook_endpoint", "we", fields, secrets=[[secret, None]])
-    return {**endpoint, "secret": secret}  # shown once
-
-
-def listen_at(sim: Simulation, url: str, secret: str) -> Object:
-    """An endpoint for all events with a secret that both sides know, instead of the one with the same address."""
-    for each in sim.store.select("webhook_endpoint", url=url):
-        delete(sim, {}, each["id"])
-    endpoint = create(sim, {"url": url, "enabled_events": ["*"], "description": "registered at start"})
-    sim.store.hide(endpoint["id"], secrets=[[secret, None]])
-    return endpoint
-
-
-def _check_url(url: str) -> None:
+def listen(store: SimulatorStore, url: str, secrets: Sequence[str], types: Sequence[str] = ()) -> None:
+    """Post events to this address from now on: all, or those of these types, each signed with all secrets."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or parts.hostname not in _LOOPBACK:
         raise ApiError(
@@ -64,47 +39,7 @@ def _check_url(url: str) -> None:
             code="url_invalid",
             param="url",
         )
-
-
-def update(sim: Simulation, given: dict[str, Any], endpoint_id: str) -> Object:
-    endpoint = sim.get("webhook_endpoint", endpoint_id)
-    if "url" in given:
-        _check_url(given["url"])
-    if "metadata" in given:
-        endpoint["metadata"] = merged(endpoint["metadata"], given["metadata"])
-    if "disabled" in given:
-        endpoint["status"] = "disabled" if given["disabled"] else "enabled"
-    endpoint |= {name: given[name] for name in ("url", "enabled_events", "description") if name in given}
-    return sim.save(endpoint)
-
-
-def delete(sim: Simulation, given: dict[str, Any], endpoint_id: str) -> Object:
-    sim.get("webhook_endpoint", endpoint_id)
-    sim.store.remove(endpoint_id)
-    sim.store.sql.execute("DELETE FROM deliveries WHERE endpoint = ?", (endpoint_id,))
-    return {"id": endpoint_id, "object": "webhook_endpoint", "deleted": True}
-
-
-def roll_secret(sim: Simulation, endpoint_id: str, overlap_s: int) -> str:
-    """A new secret; until the overlap ends, events carry a signature of each."""
-    sim.get("webhook_endpoint", endpoint_id)
-    secrets = _valid_secrets(sim.store, endpoint_id)
-    fresh = sim.new_id("whsec")
-    ending = [[secret, time.time() + overlap_s] for secret in secrets]
-    sim.store.hide(endpoint_id, secrets=[[fresh, None], *ending])
-    return fresh
-
-
-def _valid_secrets(store: SimulatorStore, endpoint_id: str) -> list[str]:
-    stored = store.hidden(endpoint_id)["secrets"]
-    return [secret for secret, end in stored if end is None or end > time.time()]
-
-
-def retrieve_event(sim: Simulation, given: dict[str, Any], event_id: str) -> Object:
-    event = sim.get("event", event_id)
-    if event["created"] < sim.now() - EVENTS_KEPT_S:
-        raise ApiError(f"No such event: '{event_id}'", status=404, code="resource_missing", param="id")
-    return event
+    store.set("listener", {"url": url, "secrets": list(secrets), "types": list(types)})
 
 
 def list_events(sim: Simulation, given: dict[str, Any]) -> Object:
@@ -120,7 +55,7 @@ def list_events(sim: Simulation, given: dict[str, Any]) -> Object:
     return sim.page("event", "/v1/events", given, found=found)
 
 
-def signature_header(body: str, secrets: list[str], timestamp: int) -> str:
+def signature_header(body: str, secrets: Sequence[str], timestamp: int) -> str:
     """``Stripe-Signature``: the time and one ``v1`` for each secret (https://docs.stripe.com/webhooks/signature)."""
     signed = f"{timestamp}.{body}".encode()
     digests = [hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest() for secret in secrets]
@@ -149,7 +84,7 @@ class EventDelivery:
         async with self._sending:
             until = float("inf") if all_waiting else time.time()
             rows = self._store.sql.execute(
-                "SELECT number, event, endpoint, attempts FROM deliveries WHERE due <= ? ORDER BY number LIMIT 1000",
+                "SELECT number, event, attempts FROM deliveries WHERE due <= ? ORDER BY number LIMIT 1000",
                 (until,),
             ).fetchall()
             order = self._store.setting("delivery", {}).get("order", "created")
@@ -159,13 +94,13 @@ class EventDelivery:
                 random.shuffle(rows)
             return sum([await self._send(*row) for row in rows])
 
-    async def _send(self, number: int, event_id: str, endpoint_id: str, attempts: int) -> bool:
-        event, endpoint = self._store.load(event_id), self._store.load(endpoint_id)
-        if event is None or endpoint is None or endpoint["status"] != "enabled":
+    async def _send(self, number: int, event_id: str, attempts: int) -> bool:
+        event, listener = self._store.load(event_id), self._store.setting("listener", None)
+        if event is None or listener is None:
             self._forget(number)
             return False
         body = json.dumps(event, indent=2)
-        signature = signature_header(body, _valid_secrets(self._store, endpoint_id), int(time.time()))
+        signature = signature_header(body, listener["secrets"], int(time.time()))
         headers = {
             "Content-Type": "application/json; charset=utf-8",
             "Stripe-Signature": signature,
@@ -173,7 +108,7 @@ class EventDelivery:
             "User-Agent": "Stripe/1.0 (simulated)",
         }
         try:
-            answer = await self._client.post(endpoint["url"], content=body, headers=headers)
+            answer = await self._client.post(listener["url"], content=body, headers=headers)
             accepted = answer.is_success
             status: int | str = answer.status_code
         except httpx.HTTPError as error:

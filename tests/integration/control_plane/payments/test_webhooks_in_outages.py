@@ -20,6 +20,7 @@ from tests.fixtures.least_privilege import POSTGRES_ROLES
 from tests.fixtures.stripe_simulator import TEST_KEY, running_simulator
 from tests.integration.billing.payments.conftest import PaymentStage
 from tests.integration.billing.payments.test_events import credit, top_up_page
+from tests.integration.control_plane.payments.conftest import SECRET
 from tests.integration.control_plane.payments.test_payments import body_of, post
 
 pytestmark = pytest.mark.timeout(180)
@@ -42,13 +43,12 @@ def test_a_webhook_that_meets_a_stopped_postgres_is_refused_and_handled_once_whe
         stack.callback(engine.dispose)
         database_roles.grant_privileges(engine)
         port = free_port()
-        endpoint = simulator.sdk().v1.webhook_endpoints.create(
-            {"url": f"http://127.0.0.1:{port}/webhooks/stripe", "enabled_events": ["checkout.session.completed"]}
-        )
+        address, types = f"http://127.0.0.1:{port}/webhooks/stripe", ["checkout.session.completed"]
+        simulator.control("POST", "listener", {"url": address, "secrets": [SECRET], "types": types})
         stripe = StripeSettings(
             stripe_api_key=SecretStr(TEST_KEY),
             stripe_api_base=simulator.url,
-            stripe_webhook_secret=SecretStr(endpoint.secret),
+            stripe_webhook_secret=SecretStr(SECRET),
         )
         api = stack.enter_context(
             running_api(
@@ -67,7 +67,7 @@ def test_a_webhook_that_meets_a_stopped_postgres_is_refused_and_handled_once_whe
         postgres.close()
         simulator.control("POST", f"checkout/{page}", {"card": "4242424242424242"})
         assert simulator.control("POST", "delivery/send")["accepted"] == 0
-        refused = post(api, body_of(), endpoint.secret)
+        refused = post(api, body_of(), SECRET)
         assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
 
         stack.enter_context(running(server.program))

@@ -10,6 +10,8 @@ import stripe
 
 from tests.fixtures.stripe_simulator import RunningSimulator, running_simulator, shapes_checked
 
+SECRET = "whsec_of_both_sides"
+
 
 @dataclass
 class Receiver:
@@ -19,7 +21,7 @@ class Receiver:
     status: int = 200
     posts: list[tuple[bytes, str]] = field(default_factory=list)  # body and signature
 
-    def types(self, secret: str) -> list[str]:
+    def types(self, secret: str = SECRET) -> list[str]:
         """The types of the events, each verified by the SDK."""
         return [stripe.Webhook.construct_event(body, signature, secret).type for body, signature in self.posts]
 
@@ -61,11 +63,10 @@ def api(simulator) -> Iterator:
 
 
 @pytest.fixture
-def endpoint(simulator, api, receiver) -> Iterator[stripe.WebhookEndpoint]:
-    """A listener for the events of customers, removed after the test."""
-    made = api.webhook_endpoints.create(
-        {"url": receiver.url, "enabled_events": ["customer.created", "customer.updated", "customer.deleted"]}
-    )
-    yield made
+def listening(simulator, receiver) -> Iterator[None]:
+    """The receiver gets the events of customers while the test runs."""
+    types = ["customer.created", "customer.updated", "customer.deleted"]
+    simulator.control("POST", "listener", {"url": receiver.url, "secrets": [SECRET], "types": types})
+    yield
+    simulator.control("DELETE", "listener")
     simulator.control("POST", "delivery", {})
-    api.webhook_endpoints.delete(made.id)

@@ -8,9 +8,9 @@ import pytest
 import stripe
 
 from tenora.stack.program import free_port
-from tenora.stripe_simulator.invoice_items import LINES_MAX
 from tests.conftest import wait_until
 from tests.fixtures.stripe_simulator import TEST_KEY, running_simulator
+from tests.integration.tenora.stripe_simulator.conftest import SECRET
 
 HEADERS = {"Authorization": f"Bearer {TEST_KEY}"}
 
@@ -27,11 +27,9 @@ def test_state_and_kept_answers_survive_a_restart(tmp_path):
         assert api.customers.create({"name": "Ada"}, {"idempotency_key": "k"}).id == made.id
         assert len(api.customers.list().data) == 1
         assert simulator.control("GET", "status")["clock"] >= before
-        (event,) = api.events.list().data
+        assert len(api.events.list().data) == 1
         simulator.control("POST", "clock", {"advance_s": 31 * 86_400})
         assert api.events.list().data == []
-        with pytest.raises(stripe.InvalidRequestError, match="No such event"):
-            api.events.retrieve(event.id)
 
 
 def test_a_second_simulator_on_the_same_folder_is_refused(simulator):
@@ -41,16 +39,12 @@ def test_a_second_simulator_on_the_same_folder_is_refused(simulator):
     assert "another Stripe simulator runs" in second.stderr
 
 
-def test_a_listener_is_registered_at_start_with_the_secret_that_it_knows(tmp_path, receiver, monkeypatch):
-    monkeypatch.setenv("TENORA_STRIPE_WEBHOOK_SECRET", "whsec_of_both_sides")
-    for _ in range(2):  # the second start replaces the endpoint
-        receiver.posts.clear()
-        with running_simulator(tmp_path / "home", listener=receiver.url) as simulator:
-            api = simulator.sdk().v1
-            assert [each.url for each in api.webhook_endpoints.list().data] == [receiver.url]
-            api.customers.create({"name": "Ada"})
-            wait_until(lambda: receiver.posts)
-        assert receiver.types("whsec_of_both_sides") == ["customer.created"]
+def test_the_listener_of_the_command_line_gets_events_with_the_secret_that_it_knows(tmp_path, receiver, monkeypatch):
+    monkeypatch.setenv("TENORA_STRIPE_WEBHOOK_SECRET", SECRET)
+    with running_simulator(tmp_path / "home", listener=receiver.url) as simulator:
+        simulator.sdk().v1.customers.create({"name": "Ada"})
+        wait_until(lambda: receiver.posts)
+    assert receiver.types() == ["customer.created"]
 
 
 def test_every_answer_is_labelled(simulator):
@@ -107,33 +101,6 @@ def test_a_body_over_the_limit_is_refused(simulator):
 )
 def test_a_wrong_control_is_refused(simulator, path, body):
     assert httpx.post(f"{simulator.url}/_simulator/{path}", json=body).status_code == 400
-
-
-def test_an_invoice_has_at_most_250_items_and_shows_ten(api):
-    owner = api.customers.create({}).id
-    invoice = api.invoices.create({"customer": owner})
-    for _ in range(LINES_MAX):
-        api.invoice_items.create({"customer": owner, "invoice": invoice.id, "amount": 1})
-    with pytest.raises(stripe.InvalidRequestError, match="at most 250"):
-        api.invoice_items.create({"customer": owner, "invoice": invoice.id, "amount": 1})
-    found = api.invoices.retrieve(invoice.id)
-    assert (found.total, len(found.lines.data), found.lines.has_more) == (250, 10, True)
-    assert len(list(found.lines.auto_paging_iter())) == LINES_MAX
-
-
-def test_expansion_replaces_ids_by_objects(api):
-    owner = api.customers.create({"name": "Ada"}).id
-    intent = api.payment_intents.create(
-        {"amount": 500, "currency": "usd", "customer": owner, "payment_method": "pm_card_visa", "confirm": True,
-         "expand": ["customer", "latest_charge.customer"]}
-    )  # fmt: skip
-    assert intent.customer.name == "Ada"
-    assert intent.latest_charge.customer.name == "Ada"
-    listed = api.payment_intents.list({"customer": owner, "expand": ["data.latest_charge.refunds"]})
-    assert listed.data[0].latest_charge.refunds.data == []
-    for path in ("colour", "latest_charge.payment_method", "currency"):  # the second is an id, but not expandable
-        with pytest.raises(stripe.InvalidRequestError, match="cannot be expanded"):
-            api.payment_intents.retrieve(intent.id, {"expand": [path]})
 
 
 def test_pages_lead_forwards_and_backwards(api):
