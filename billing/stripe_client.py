@@ -7,7 +7,7 @@ Fails closed: each error of the SDK becomes one of ``billing.stripe_errors``; an
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import stripe
 from stripe import params as given
@@ -17,12 +17,9 @@ from billing.stripe_lookups import at_most, created_between, in_parts, with_our_
 from billing.stripe_objects import (
     OUR_ID,
     StripeCard,
-    StripeCreditNote,
     StripeCustomer,
     StripeDispute,
     StripeEvent,
-    StripeInvoice,
-    StripeInvoiceLine,
     StripePage,
     StripePayment,
     StripeRefund,
@@ -159,6 +156,11 @@ class StripeAccount:
         with _mapped_errors():
             return StripePage.read(self._api.checkout.sessions.retrieve(session_id))
 
+    def close_page(self, session_id: str, *, key: str) -> StripePage:
+        """Expire an open page, so that it takes no payment. Raises StripeRefused for one that is not open."""
+        with _mapped_errors():
+            return StripePage.read(self._api.checkout.sessions.expire(session_id, {}, {"idempotency_key": key}))
+
     def find_page(self, *, our_id: str, customer_id: str, since: datetime, until: datetime) -> StripePage | None:
         with _mapped_errors():
             listed = self._api.checkout.sessions.list(
@@ -205,84 +207,6 @@ class StripeAccount:
             )
             return self._found(page.auto_paging_iter(), our_id, StripePayment.read)
 
-    # Invoices.
-
-    def create_invoice(
-        self, customer_id: str, *, our_id: str, currency: str, description: str, key: str
-    ) -> StripeInvoice:
-        """An empty draft. ``auto_advance`` is off: Stripe neither finalizes it nor retries its payment."""
-        params: given.InvoiceCreateParams = {
-            "customer": customer_id, "currency": currency, "description": description, "metadata": {OUR_ID: our_id},
-            "auto_advance": False, "collection_method": "charge_automatically",
-            "pending_invoice_items_behavior": "exclude",
-        }  # fmt: skip
-        with _mapped_errors():
-            return StripeInvoice.read(self._api.invoices.create(params, {"idempotency_key": key}))
-
-    def add_line(
-        self, invoice: StripeInvoice, *, our_id: str, amount_cents: int, description: str, key: str
-    ) -> StripeInvoiceLine:
-        """Add a line to a draft. The amount may be negative. At most ``stripe_objects.INVOICE_LINES_MAX`` lines."""
-        params: given.InvoiceItemCreateParams = {
-            "customer": invoice.customer or "", "invoice": invoice.id, "amount": amount_cents,
-            "currency": invoice.currency, "description": description, "metadata": {OUR_ID: our_id},
-        }  # fmt: skip
-        with _mapped_errors():
-            return StripeInvoiceLine.read(self._api.invoice_items.create(params, {"idempotency_key": key}))
-
-    def lines(self, invoice_id: str) -> list[StripeInvoiceLine]:
-        """All lines of an invoice that billing added, by the ids of their items."""
-        with _mapped_errors():
-            items = self._api.invoice_items.list({"invoice": invoice_id, "limit": _PAGE}).auto_paging_iter()
-            return [StripeInvoiceLine.read(each) for each in at_most(items, self._most)]
-
-    def invoice(self, invoice_id: str) -> StripeInvoice:
-        with _mapped_errors():
-            return StripeInvoice.read(self._api.invoices.retrieve(invoice_id))
-
-    def find_invoice(self, *, our_id: str, customer_id: str, since: datetime, until: datetime) -> StripeInvoice | None:
-        with _mapped_errors():
-            page = self._api.invoices.list(
-                {"customer": customer_id, "created": created_between(since, until), "limit": _PAGE}
-            )
-            return self._found(page.auto_paging_iter(), our_id, StripeInvoice.read)
-
-    def finalize_invoice(self, invoice_id: str, *, key: str) -> StripeInvoice:
-        """Make a draft immutable and payable. Under the minimum charge Stripe marks it paid at once."""
-        with _mapped_errors():
-            return StripeInvoice.read(
-                self._api.invoices.finalize_invoice(invoice_id, {"auto_advance": False}, {"idempotency_key": key})
-            )
-
-    def pay_invoice(self, invoice_id: str, *, key: str, payment_method: str | None = None) -> StripeInvoice:
-        """Charge an open invoice to a saved card. Raises StripeCardDeclined."""
-        params: given.InvoicePayParams = {"off_session": True}
-        if payment_method is not None:
-            params["payment_method"] = payment_method
-        with _mapped_errors():
-            return StripeInvoice.read(self._api.invoices.pay(invoice_id, params, {"idempotency_key": key}))
-
-    def mark_paid_elsewhere(self, invoice_id: str, *, key: str) -> StripeInvoice:
-        """Mark what remains of an open invoice as paid outside Stripe; nothing is charged."""
-        with _mapped_errors():
-            paid = self._api.invoices.pay(invoice_id, {"paid_out_of_band": True}, {"idempotency_key": key})
-            return StripeInvoice.read(paid)
-
-    def void_invoice(self, invoice_id: str, *, key: str) -> StripeInvoice:
-        with _mapped_errors():
-            return StripeInvoice.read(self._api.invoices.void_invoice(invoice_id, {}, {"idempotency_key": key}))
-
-    def mark_uncollectible(self, invoice_id: str, *, key: str) -> StripeInvoice:
-        with _mapped_errors():
-            return StripeInvoice.read(self._api.invoices.mark_uncollectible(invoice_id, {}, {"idempotency_key": key}))
-
-    def invoice_payments(self, invoice_id: str) -> list[str]:
-        """The payment intents that paid an invoice; a refund names one of them."""
-        with _mapped_errors():
-            page = self._api.invoice_payments.list({"invoice": invoice_id, "status": "paid", "limit": _PAGE})
-            paid = (each.payment for each in page.data if each.payment.type == "payment_intent")
-            return [intent for each in paid if (intent := reference(each.payment_intent)) is not None]
-
     # Money back.
 
     def refund(self, payment_intent: str, *, our_id: str, amount_cents: int, key: str) -> StripeRefund:
@@ -305,37 +229,6 @@ class StripeAccount:
             refunds = self._api.refunds.list({"payment_intent": payment_intent, "limit": _PAGE}).auto_paging_iter()
             disputes = self._api.disputes.list({"payment_intent": payment_intent, "limit": _PAGE}).auto_paging_iter()
             return WentBack.read(at_most(refunds, self._most), at_most(disputes, self._most))
-
-    def create_credit_note(
-        self,
-        invoice_id: str,
-        *,
-        our_id: str,
-        amount_cents: int,
-        memo: str,
-        to: StripeRefund | Literal["amount_due", "balance", "outside"],
-        key: str,
-    ) -> StripeCreditNote:
-        """Credit part of a finalized invoice as one line. An open one becomes cheaper (``amount_due``); the money of a
-        paid one was refunded, goes to the customer's balance, or is returned outside Stripe.
-        """
-        params: given.CreditNoteCreateParams = {
-            "invoice": invoice_id, "memo": memo, "metadata": {OUR_ID: our_id},
-            "lines": [{"type": "custom_line_item", "quantity": 1, "unit_amount": amount_cents, "description": memo}],
-        }  # fmt: skip
-        if isinstance(to, StripeRefund):
-            params["refunds"] = [{"refund": to.id, "amount_refunded": amount_cents, "type": "refund"}]
-        elif to == "balance":
-            params["credit_amount"] = amount_cents
-        elif to == "outside":
-            params["out_of_band_amount"] = amount_cents
-        with _mapped_errors():
-            return StripeCreditNote.read(self._api.credit_notes.create(params, {"idempotency_key": key}))
-
-    def find_credit_note(self, invoice_id: str, *, our_id: str) -> StripeCreditNote | None:
-        with _mapped_errors():
-            page = self._api.credit_notes.list({"invoice": invoice_id, "limit": _PAGE})
-            return self._found(page.auto_paging_iter(), our_id, StripeCreditNote.read)
 
     # Events.
 

@@ -38,7 +38,7 @@ _HARD_DECLINES: Final = frozenset(
     }
 )
 """Decline codes after which the same card fails again (https://docs.stripe.com/declines/codes)."""
-_ACTION_CODES: Final = frozenset({"authentication_required", "invoice_payment_intent_requires_action"})
+_ACTION_CODES: Final = frozenset({"authentication_required"})
 
 
 class StripeFailure(AppError):

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-INVOICE_LINES_MAX: Final = 250  # https://docs.stripe.com/invoicing: items of one invoice
 MINIMUM_CHARGE_CENTS: Final = 50  # https://docs.stripe.com/currencies, for usd
 OUR_ID: Final = "tenora_id"
 """Key in the metadata of every object that billing creates at Stripe."""
@@ -24,7 +23,6 @@ class _Object(msgspec.Struct, frozen=True, kw_only=True):
 class StripeCustomer(_Object, frozen=True, kw_only=True):
     email: str | None
     deleted: bool
-    balance_cents: int  # positive: the customer owes, negative: credit
     default_payment_method: str | None
 
     @classmethod
@@ -36,7 +34,6 @@ class StripeCustomer(_Object, frozen=True, kw_only=True):
             our_id=None if deleted else our_id_of(given),
             email=None if deleted else given.email,
             deleted=deleted,
-            balance_cents=0 if deleted else given.balance,
             default_payment_method=reference(settings.default_payment_method) if settings is not None else None,
         )
 
@@ -100,56 +97,6 @@ class StripePayment(_Object, frozen=True, kw_only=True):
         )
 
 
-class StripeInvoice(_Object, frozen=True, kw_only=True):
-    status: str  # draft, open, paid, uncollectible or void
-    currency: str
-    customer: str | None
-    total_cents: int
-    due_cents: int
-    paid_cents: int
-    remaining_cents: int
-    noted_cents: int  # credited before the payment, so that less was to be paid
-    uncredited_cents: int  # what is left of the total for further credit notes
-    number: str | None
-    hosted_url: str | None
-
-    @classmethod
-    def read(cls, given: Any) -> Self:
-        return cls(
-            id=given.id,
-            our_id=our_id_of(given),
-            status=given.status,
-            currency=given.currency,
-            customer=reference(given.customer),
-            total_cents=given.total,
-            due_cents=given.amount_due,
-            paid_cents=given.amount_paid,
-            remaining_cents=given.amount_remaining,
-            noted_cents=given.pre_payment_credit_notes_amount,
-            uncredited_cents=given.total
-            - given.pre_payment_credit_notes_amount
-            - given.post_payment_credit_notes_amount,
-            number=given.number,
-            hosted_url=getattr(given, "hosted_invoice_url", None),
-        )
-
-
-class StripeInvoiceLine(_Object, frozen=True, kw_only=True):
-    amount_cents: int
-    currency: str
-    invoice: str | None
-
-    @classmethod
-    def read(cls, given: Any) -> Self:
-        return cls(
-            id=given.id,
-            our_id=our_id_of(given),
-            amount_cents=given.amount,
-            currency=given.currency,
-            invoice=reference(given.invoice),
-        )
-
-
 class StripeRefund(_Object, frozen=True, kw_only=True):
     status: str | None  # pending, requires_action, succeeded, failed or canceled
     amount_cents: int
@@ -198,24 +145,6 @@ class WentBack(NamedTuple):
     def read(cls, refunds: Iterable[Any], disputes: Iterable[Any]) -> Self:
         """Both lists in Stripe's order, the newest first."""
         return cls(tuple(map(StripeRefund.read, refunds))[::-1], tuple(map(StripeDispute.read, disputes))[::-1])
-
-
-class StripeCreditNote(_Object, frozen=True, kw_only=True):
-    status: str  # issued or void
-    total_cents: int
-    currency: str
-    invoice: str
-
-    @classmethod
-    def read(cls, given: Any) -> Self:
-        return cls(
-            id=given.id,
-            our_id=our_id_of(given),
-            status=given.status,
-            total_cents=given.total,
-            currency=given.currency,
-            invoice=reference(given.invoice) or "",
-        )
 
 
 class StripeEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,6 @@ from billing.costs.settings import CostSettings
 from billing.invoices.closing import close_tenant
 from billing.invoices.schedule import PeriodSchedule
 from billing.jobs import Job, JobThreads
-from billing.limits.card_top_ups import CardTopUps
 from billing.limits.limit_alerts import LimitAlerts
 from billing.limits.spending_runner import SpendingRunner
 from billing.metering import OUTAGES, Meter
@@ -269,9 +268,9 @@ def _jobs(
         every=timedelta(seconds=settings.billing_reconcile_s),
         full_every=timedelta(seconds=settings.billing_reconcile_full_s),
     )
-    top_ups = None if StripeSettings().stripe_api_key is None else CardTopUps()
+    buys_credit = StripeSettings().stripe_api_key is not None
     invoice_now = partial(close_tenant, engine, kind="threshold")
-    spending = SpendingRunner(engine, meter.watch(), invoice_now=invoice_now, payments=top_ups)
+    spending = SpendingRunner(engine, meter.watch(), invoice_now=invoice_now, buys_credit=buys_credit)
     return [
         Job("quotas", 1_000, compare_quotas),
         Job("adjustments", 500, adjustments.run_once),

@@ -42,7 +42,7 @@ from control_plane.limits.api import AdminSpending, SpendLimits
 from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
 from control_plane.notifications.service import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
-from control_plane.payments.api import AdminPayments, OwnPayments, stripe_webhook
+from control_plane.payments.api import AdminPayments, OwnPayments, pay_invoice, stripe_webhook
 from control_plane.payments.service import PaymentAccess
 from control_plane.plans.api import AdminPlans
 from control_plane.publishing.api import Changes
@@ -117,6 +117,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         route_handlers=[
             healthz,
             readyz,
+            pay_invoice,
             stripe_webhook(settings.webhooks.payments_webhook_bytes_max),
             _admin(settings, authenticator),
             _tenant(authenticator),

@@ -54,8 +54,9 @@ class RequestContext:
                 except AppError as error:  # the application renders its own errors
                     await _refuse(send_with_id, request_id, error)
                 seconds = time.monotonic() - started
+                path = "/pay/…" if scope["path"].startswith("/pay/") else scope["path"]  # that address is a secret
                 structlog.get_logger().info(
-                    "request", method=scope["method"], path=scope["path"], status=status, ms=round(seconds * 1000)
+                    "request", method=scope["method"], path=path, status=status, ms=round(seconds * 1000)
                 )
         finally:
             metrics.REQUESTS.labels(scope["method"], f"{status // 100}xx").observe(time.monotonic() - started)

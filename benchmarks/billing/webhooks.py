@@ -27,7 +27,6 @@ from billing.payments.operations import ChargeTopUp
 from billing.payments.queue import PaymentQueues
 from billing.payments.runner import PaymentRunner, Performer
 from billing.payments.settings import PaymentSettings
-from billing.payments.tenora_books import TenoraBooks
 from billing.stripe_client import API_VERSION, StripeAccount
 from billing.stripe_settings import StripeSettings
 from control_plane import database_roles
@@ -110,10 +109,10 @@ def _pay(engine: sa.Engine, stripe: StripeSettings, simulator: RunningSimulator)
     """What events can be about: customers with a card, and a top-up that each of them paid. By type of event."""
     account, sdk = StripeAccount(stripe), simulator.sdk()
     queues = PaymentQueues(engine, PaymentSettings())
-    runner = PaymentRunner(queues, Performer(account, queues, TenoraBooks()))
+    runner = PaymentRunner(queues, Performer(account, queues))
     subjects: list[tuple[str, dict[str, Any]]] = []
     for _ in range(_CUSTOMERS):
-        tenant_id, top_up = new_id("tn"), ChargeTopUp(top_up_id=new_id("top"), amount_cents=2_500)
+        tenant_id, top_up = new_id("tn"), ChargeTopUp(charge_id=new_id("top"), amount_cents=2_500)
         with unit_of_work(engine) as session:
             outbox.open_queue(session, tenant_id, name="Ada")
         runner.run_once()
@@ -196,7 +195,7 @@ def _serve(settings: ControlSettings, log: Path) -> None:
 def _handle(postgres: PostgresSettings, stripe: StripeSettings, stop: Event) -> None:
     """The billing worker's job for events."""
     engine, settings = db.connect(postgres), PaymentSettings()
-    events = EventHandler(engine, StripeAccount(stripe), TenoraBooks(), settings)
+    events = EventHandler(engine, StripeAccount(stripe), settings)
     while not stop.is_set():
         if not events.run_once():
             stop.wait(settings.payments_poll_ms / 1_000)

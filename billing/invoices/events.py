@@ -48,6 +48,14 @@ def paid_cents(session: Session, invoice_id: str, *sources: PaymentSource) -> in
     ).one()
 
 
+def payment_intents(session: Session, invoice_id: str) -> list[str]:
+    """The payments at Stripe that paid of an invoice, in the order of their ids."""
+    references = session.exec(
+        select(InvoiceEvent.reference).where(InvoiceEvent.invoice_id == invoice_id, InvoiceEvent.source == "stripe")
+    )
+    return sorted({each.removeprefix("stripe:").split(":")[0] for each in references if each})
+
+
 def state_of(event: InvoiceEvent) -> InvoiceState:
     """The state that an event left."""
     return InvoiceState(

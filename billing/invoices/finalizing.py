@@ -117,7 +117,7 @@ def finalize(
     number = seal(session, "invoice", invoice.id, tenant_id)
     _tell(session, invoice, number)
     if state.amount_due_cents > 0:
-        settlement.collect(session, invoice, number, state.amount_due_cents)
+        settlement.collect(session, invoice)
     return invoice_view(invoice, number, state)
 
 

@@ -62,7 +62,7 @@ def record_payment(
         state = _recover(session, invoice, state, applied_cents)
     if surplus_cents:
         _warn_of_surplus(invoice, state, surplus_cents, reference)
-    paid = append(
+    append(
         session,
         invoice_id,
         state,
@@ -74,10 +74,7 @@ def record_payment(
         actor=actor,
     )
     if source != "stripe" and applied_cents:
-        if paid.status == "paid":
-            settlement.stop_collecting(session, invoice, "paid_elsewhere")
-        else:
-            settlement.collect_rest(session, invoice, applied_cents, payment=f"{source}:{reference}")
+        settlement.stop_collecting(session, invoice_id)
     return read_invoice(session, invoice_id)
 
 

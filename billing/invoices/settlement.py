@@ -3,7 +3,6 @@ after it, and the collection of what is due. The calls are part of the invoice's
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import sqlalchemy as sa
 from sqlmodel import Session, select
@@ -11,10 +10,11 @@ from sqlmodel import Session, select
 from billing.charges.lines import DraftInvoiceLine
 from billing.credits import burning
 from billing.credits.views import CreditUse
-from billing.invoices.event_models import CreditNote, InvoiceEvent
+from billing.invoices.event_models import CreditNote
+from billing.invoices.events import payment_intents
 from billing.invoices.models import Invoice, InvoiceCredit
-from billing.invoices.queries import read_document
-from billing.payments import invoice_collection, returned_payments
+from billing.payments import dunning, outbox, returned_payments
+from billing.payments.operations import CollectInvoice, Refund
 from billing.periods import Period
 
 
@@ -46,47 +46,27 @@ def promotional_nanos(session: Session, invoice_id: str) -> int:
     return session.exec(select(total).where(InvoiceCredit.invoice_id == invoice_id)).one()
 
 
-def collect(session: Session, invoice: Invoice, number: str, due_cents: int) -> None:
+def collect(session: Session, invoice: Invoice) -> None:
     """Queue the collection of a final invoice of which something is due."""
-    del number, due_cents  # the document has both
-    invoice_collection.push(session, read_document(session, invoice.id))
+    outbox.enqueue(session, invoice.tenant_id, CollectInvoice(invoice_id=invoice.id))
 
 
 def collect_less(session: Session, note: CreditNote) -> None:
-    """Queue what a credit note changes at the collection, and the refund that it asks for."""
-    invoice_collection.push_credit_note(
-        session,
-        tenant_id=note.tenant_id,
-        note_id=note.id,
-        invoice_id=note.invoice_id,
-        reason=note.reason,
-        due_cents=note.due_cents,
-        balance_cents=note.balance_cents,
-        refund_cents=note.refund_cents,
-    )
+    """End dunning that a credit note has settled, and queue the refund that it asks for."""
+    if note.due_cents:
+        dunning.end_if_settled(session, note.invoice_id)
+    if note.refund_cents:
+        refund = Refund(refund_id=note.id, invoice_id=note.invoice_id, amount_cents=note.refund_cents)
+        outbox.enqueue(session, note.tenant_id, refund)
 
 
 def lost_cents(session: Session, invoice_id: str) -> int:
     """What went back by disputes, or by hand at Stripe, of the payments of an invoice. Where a payment paid several
     invoices, it is counted for each.
     """
-    references = session.exec(
-        select(InvoiceEvent.reference).where(InvoiceEvent.invoice_id == invoice_id, InvoiceEvent.source == "stripe")
-    )
-    return returned_payments.lost_cents(
-        session, {each.removeprefix("stripe:").split(":")[0] for each in references if each}
-    )
+    return returned_payments.lost_cents(session, payment_intents(session, invoice_id))
 
 
-def collect_rest(session: Session, invoice: Invoice, paid_cents: int, *, payment: str) -> None:
-    """Queue that a part of an invoice that was paid in another way is not collected."""
-    invoice_collection.deduct(
-        session, tenant_id=invoice.tenant_id, invoice_id=invoice.id, paid_cents=paid_cents, payment=payment
-    )
-
-
-def stop_collecting(
-    session: Session, invoice: Invoice, how: Literal["void", "uncollectible", "paid_elsewhere"]
-) -> None:
-    """Queue the end of an invoice's collection."""
-    invoice_collection.end(session, tenant_id=invoice.tenant_id, invoice_id=invoice.id, how=how)
+def stop_collecting(session: Session, invoice_id: str) -> None:
+    """End the dunning of an invoice of which nothing is collected any more. An attempt that is queued finds that."""
+    dunning.end_if_settled(session, invoice_id)

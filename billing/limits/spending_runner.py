@@ -20,7 +20,6 @@ from billing.limits import ceilings, top_ups
 from billing.limits.ceilings import ComputedCeiling
 from billing.limits.models import SpendCeiling
 from billing.limits.terms import top_up_of
-from billing.limits.top_ups import TopUpPayments
 from billing.limits.views import AutoTopUp
 from billing.metering import ActiveTenants
 from billing.notifications.outbox import notify
@@ -52,7 +51,7 @@ WHERE c.balance_nanos <= t.top_up_floor_nanos
 class SpendingRunner:
     """One worker's look at the tenants that have a ceiling or expired credit.
 
-    ``invoice_now`` closes a tenant's open period at an instant. ``payments`` buys credit; without it, none is bought.
+    ``invoice_now`` closes a tenant's open period at an instant. Credit is bought only with ``buys_credit``.
     Tenants that want credit bought and whose balance is low are looked at after ``top_ups_every`` too.
     """
 
@@ -62,13 +61,13 @@ class SpendingRunner:
         active: ActiveTenants,
         *,
         invoice_now: Callable[[str, datetime], object],
-        payments: TopUpPayments | None = None,
+        buys_credit: bool = False,
         top_ups_every: timedelta = TOP_UPS_EVERY,
     ) -> None:
         self._engine = engine
         self._active = active
         self._invoice_now = invoice_now
-        self._payments = payments
+        self._buys_credit = buys_credit
         self._top_ups_every = top_ups_every
         self._waiting: set[str] = set()
         self._expiring: set[str] = set()
@@ -104,7 +103,7 @@ class SpendingRunner:
 
     def _low(self, session: Session, now: datetime) -> set[str]:
         """Tenants for which credit may have to be bought, once in each interval."""
-        if self._payments is None or (self._low_at is not None and now < self._low_at + self._top_ups_every):
+        if not self._buys_credit or (self._low_at is not None and now < self._low_at + self._top_ups_every):
             return set()
         self._low_at = now
         return set(session.connection().execute(_LOW).scalars())
@@ -133,17 +132,17 @@ class SpendingRunner:
         two workers start one payment.
         """
         asked, balance_nanos = top_up_of(computed.terms), computed.usable_nanos
-        if asked is None or self._payments is None or balance_nanos > asked.floor_nanos:
+        if asked is None or not self._buys_credit or balance_nanos > asked.floor_nanos:
             return
         with unit_of_work(self._engine) as session:
             hold_subscriptions(session, [tenant_id])
             now = ceilings.compute(session, tenant_id)
-            standing = self._payments.standing(session, tenant_id)
+            standing = top_ups.read_standing(session, tenant_id)
             asked = top_up_of(now.terms)
             if asked is None or now.usable_nanos > asked.floor_nanos:
                 return
             if top_ups.is_due(asked, standing, balance_nanos=now.usable_nanos, now=now.credit.now):
-                self._payments.start(session, tenant_id, asked.amount_cents)
+                top_ups.start(session, tenant_id, asked.amount_cents)
             elif top_ups.is_capped(asked, standing) and not standing.in_flight:
                 _tell_of_cap(session, tenant_id, asked, now.credit.now)
 

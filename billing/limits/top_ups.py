@@ -1,23 +1,32 @@
-"""Decides when credit is bought for a tenant by itself. The payment is another room's work, behind ``TopUpPayments``.
+"""Decides when credit is bought for a tenant by itself, and queues its payment with the saved card.
 
 It is off until a tenant has asked for it with an amount and a monthly cap, and buying credit by hand never turns it on.
-Credit is granted only after a payment succeeded (``billing.credits.lots.grant``).
+Only the payments that this module queued count: what an owner buys by hand is not bounded by the cap. Credit is granted
+only after a payment succeeded.
 """
 
 from datetime import datetime, timedelta
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
-from sqlmodel import Session
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
 
 from billing.limits.views import AutoTopUp
+from billing.payments import outbox
+from billing.payments.models import PaymentCharge
+from billing.payments.operations import ChargeTopUp
+from billing.periods import month_start
+from core.db import database_now
+from core.ids import new_id
 
 RETRY_AFTER: Final = timedelta(days=1)
+_PREFIX: Final = "atu_"
 
 
 class TopUpStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """What was bought for a tenant by itself: whether a payment is on its way or waits for the card's owner, what was
-    paid in this UTC month, in which payments on their way count, and when one last failed.
+    """What was bought for a tenant by itself: whether a payment is on its way, what was paid in this UTC month, in
+    which payments on their way count, and when one last failed. One that waits for the card's owner has failed.
     """
 
     in_flight: bool = False
@@ -25,14 +34,28 @@ class TopUpStanding(msgspec.Struct, frozen=True, kw_only=True):
     failed_at: datetime | None = None
 
 
-class TopUpPayments(Protocol):
-    """The seam to payments. Both are part of the caller's transaction, which holds the tenant's subscription."""
+def read_standing(session: Session, tenant_id: str) -> TopUpStanding:
+    """What was bought for the tenant by itself. The caller holds the tenant's subscription."""
+    own = (PaymentCharge.tenant_id == tenant_id, col(PaymentCharge.id).startswith(_PREFIX, autoescape=True))
+    pending = select(sa.func.count()).where(*own, PaymentCharge.state == "pending")
+    counted = select(sa.cast(sa.func.coalesce(sa.func.sum(PaymentCharge.amount_cents), 0), sa.BigInteger)).where(
+        *own,
+        col(PaymentCharge.state).in_(("pending", "paid")),
+        col(PaymentCharge.created_at) >= month_start(database_now(session)),
+    )
+    failed = select(sa.func.max(PaymentCharge.created_at)).where(
+        *own, col(PaymentCharge.state).in_(("failed", "needs_owner"))
+    )
+    return TopUpStanding(
+        in_flight=session.exec(pending).one() > 0,
+        month_cents=session.exec(counted).one(),
+        failed_at=session.exec(failed).one(),
+    )
 
-    def standing(self, session: Session, tenant_id: str) -> TopUpStanding:
-        """What was bought for the tenant by itself."""
 
-    def start(self, session: Session, tenant_id: str, amount_cents: int) -> None:
-        """Queue one payment of this amount."""
+def start(session: Session, tenant_id: str, amount_cents: int) -> None:
+    """Queue one payment. Its money becomes credit when it has arrived."""
+    outbox.enqueue(session, tenant_id, ChargeTopUp(charge_id=new_id("atu"), amount_cents=amount_cents))
 
 
 def is_due(asked: AutoTopUp | None, standing: TopUpStanding, *, balance_nanos: int, now: datetime) -> bool:

@@ -84,10 +84,10 @@ _ALL: Final = (
     ),
     EventType(
         name="invoice.payment_failed",
-        fields=("invoice_id", "number", "due_cents", "reason", "next_attempt"),
+        fields=("invoice_id", "number", "due_cents", "reason", "next_attempt", "url"),
         subject="The payment of invoice {number} failed",
         text="The payment of {due_cents} for invoice {number} ({invoice_id}) was not accepted: {reason}\n\n"
-        "Next attempt: {next_attempt}. Check your payment method.",
+        "Next attempt: {next_attempt}. Check your payment method, or pay here:\n\n{url}",
     ),
     EventType(
         name="invoice.payment_action_required",

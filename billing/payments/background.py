@@ -9,16 +9,15 @@ import structlog
 
 from billing.jobs import Job
 from billing.payments import event_store, metrics, queries
-from billing.payments.books import Books
 from billing.payments.dunning import DunningRounds
 from billing.payments.event_handling import EventHandler
 from billing.payments.queue import PaymentQueues
 from billing.payments.runner import PaymentRunner, Performer
 from billing.payments.settings import PaymentSettings
-from billing.payments.tenora_books import TenoraBooks
 from billing.stripe_client import StripeAccount
 from billing.stripe_settings import StripeSettings
 from core.db import connect, unit_of_work
+from core.errors import InvalidSettings
 from core.settings import PostgresSettings
 
 _CONNECTIONS = 5  # one for each job
@@ -29,23 +28,28 @@ _log = structlog.get_logger()
 class Payments:
     """What the billing worker runs. ``jobs`` are for its job threads; ``runner`` has threads of its own."""
 
-    def __init__(self, engine: sa.Engine, stripe: StripeSettings, settings: PaymentSettings, books: Books) -> None:
+    def __init__(self, engine: sa.Engine, stripe: StripeSettings, settings: PaymentSettings) -> None:
         call_s = stripe.stripe_connect_timeout_s + stripe.stripe_read_timeout_s
         if timedelta(seconds=settings.payments_lease_s) <= timedelta(seconds=call_s):
-            raise ValueError(
+            raise InvalidSettings(
                 f"TENORA_PAYMENTS_LEASE_S is {settings.payments_lease_s}, and one call to Stripe may take {call_s} s "
                 "(TENORA_STRIPE_CONNECT_TIMEOUT_S + TENORA_STRIPE_READ_TIMEOUT_S). Raise the lease."
+            )
+        if settings.control_public_url is None:
+            raise InvalidSettings(
+                "TENORA_CONTROL_PUBLIC_URL is not set. Set the address at which tenants reach the control plane, such "
+                "as https://api.example.com: mails about unpaid invoices lead to it."
             )
         account = StripeAccount(stripe)
         self._engine = engine
         queues = PaymentQueues(engine, settings)
-        self.runner = PaymentRunner(queues, Performer(account, queues, books))
-        self._events = EventHandler(engine, account, books, settings)
+        self.runner = PaymentRunner(queues, Performer(account, queues))
+        self._events = EventHandler(engine, account, settings)
         self.jobs = [
             Job("stripe_events", settings.payments_poll_ms, self._handle_events),
             Job("stripe_payment_events", settings.payments_poll_ms, self._handle_payment_events),
             Job("stripe_events_listed", 1_000 * settings.payments_catch_up_s, self._catch_up),
-            Job("dunning", _DUNNING_EVERY_MS, DunningRounds(engine, settings, books).run_once),
+            Job("dunning", _DUNNING_EVERY_MS, DunningRounds(engine, settings).run_once),
             Job("payment_queues", 10_000, self._count_stopped),
         ]
         where = "the simulator, no real money" if stripe.stripe_api_base else "Stripe"
@@ -72,4 +76,4 @@ def payments_of(postgres: PostgresSettings, stripe: StripeSettings) -> Payments:
     settings = PaymentSettings()
     connections = settings.payments_threads + _CONNECTIONS
     engine = connect(postgres.model_copy(update={"postgres_pool_max": connections}))
-    return Payments(engine, stripe, settings, TenoraBooks())
+    return Payments(engine, stripe, settings)

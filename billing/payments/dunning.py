@@ -1,29 +1,30 @@
 """Dunning: when the payment of an invoice is attempted again, when its owner has to act, and when an unpaid tenant is
-suspended. Dunning is ours alone: invoices at Stripe have ``auto_advance`` off.
+suspended. Stripe knows payments and no invoices, so dunning is ours alone.
 
 Time is the tenant's: that of its customer's test clock if it has one, else the database's.
 """
 
+import secrets
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy import Engine
 from sqlmodel import Session, col, select
 
 from billing.each_tenant import each_tenant
+from billing.invoices.queries import read_invoice
 from billing.notifications.outbox import notify
 from billing.payments import outbox, standings
-from billing.payments.books import Books
-from billing.payments.models import DunningCase, PaymentQueue, PushedInvoice
-from billing.payments.operations import PayInvoice
-from billing.payments.outcomes import CollectionAttempt
-from billing.payments.pushed_invoices import collected_with
+from billing.payments.models import DunningCase, PaymentCharge, PaymentQueue
+from billing.payments.operations import CollectInvoice
 from billing.payments.queue import Clock
 from billing.payments.settings import PaymentSettings
 from billing.payments.standings import OPEN_CASES
 from core.db import database_now, unit_of_work
 
+Failure = Literal["declined", "hard", "needs_owner", "no_method"]
 _STATES = {
     "declined": "retrying",
     "hard": "needs_method",
@@ -46,9 +47,9 @@ def tenant_now(session: Session, tenant_id: str, clock: Clock = database_now) ->
 
 def attempt_failed(
     session: Session,
-    invoice: PushedInvoice,
-    due_cents: int,
-    attempt: CollectionAttempt,
+    charge: PaymentCharge,
+    how: Failure,
+    reason: str,
     settings: PaymentSettings,
     clock: Clock,
     *,
@@ -57,23 +58,23 @@ def attempt_failed(
     """Record a failed attempt, decide about the next, and inform the tenant. ``retries_now`` attempts again at once,
     because the customer has another card since.
     """
-    now = tenant_now(session, invoice.tenant_id, clock)
-    case = session.get(DunningCase, invoice.invoice_id, with_for_update=True)
+    assert charge.invoice_id is not None, "of an invoice"
+    now = tenant_now(session, charge.tenant_id, clock)
+    case = session.get(DunningCase, charge.invoice_id, with_for_update=True)
     if case is None:
         suspends_at = now + timedelta(days=settings.payments_suspend_days)
         case = DunningCase(
-            invoice_id=invoice.invoice_id,
-            tenant_id=invoice.tenant_id,
+            invoice_id=charge.invoice_id,
+            tenant_id=charge.tenant_id,
             state="retrying",
             started_at=now,
             attempts=1,
             suspends_at=suspends_at,
+            pay_token=secrets.token_urlsafe(32),
         )
-    if case.state in ("paid", "ended"):
+    if case.state not in OPEN_CASES:
         return
-    case.state, case.last_reason = _STATES[attempt.how], attempt.reason[:500]
-    case.tried_method = attempt.method
-    case.hosted_url = attempt.hosted_url or case.hosted_url
+    case.state, case.last_reason, case.tried_method = _STATES[how], reason[:500], charge.method
     case.next_attempt_at = None
     if case.state == "retrying":
         case.next_attempt_at = next_attempt(case.started_at, now, settings.payments_dunning_days)
@@ -82,7 +83,14 @@ def attempt_failed(
         case.next_attempt_at = now
     session.add(case)
     session.flush()
-    _inform(session, invoice, due_cents, case)
+    _inform(session, case, charge.amount_cents, settings)
+
+
+def pay_address(session: Session, invoice_id: str, settings: PaymentSettings) -> str:
+    """The address of ours at which an invoice is paid. It stays the same."""
+    case = session.get(DunningCase, invoice_id)
+    assert case is not None, "an attempt has failed"
+    return _address(case, settings)
 
 
 def method_changed(session: Session, tenant_id: str, method: str, clock: Clock) -> int:
@@ -118,10 +126,9 @@ def collected(session: Session, invoice_id: str, *, state: str = "paid") -> None
 class DunningRounds:
     """The worker's look at open cases."""
 
-    def __init__(self, engine: Engine, settings: PaymentSettings, books: Books, clock: Clock = database_now) -> None:
+    def __init__(self, engine: Engine, settings: PaymentSettings, clock: Clock = database_now) -> None:
         self._engine = engine
         self._settings = settings
-        self._books = books
         self._clock = clock
 
     def run_once(self) -> None:
@@ -142,7 +149,7 @@ class DunningRounds:
         each_tenant(tenant_ids, "dunning", self._round)
 
     def _round(self, tenant_id: str) -> None:
-        """Nothing follows for an invoice of which our books say that nothing is owed, whatever Stripe still says.
+        """Nothing follows for an invoice of which nothing is owed.
 
         Reads invoices, then locks cases, then the standing, then the queue: the order of all that hold several of them.
         """
@@ -153,7 +160,7 @@ class DunningRounds:
                 .where(DunningCase.tenant_id == tenant_id, col(DunningCase.state).in_(OPEN_CASES))
                 .order_by(col(DunningCase.started_at), col(DunningCase.invoice_id))
             )
-            settled = [case.invoice_id for case in session.exec(wanted) if not self._owes(session, case.invoice_id)]
+            settled = [case.invoice_id for case in session.exec(wanted) if not _owes(session, case.invoice_id)]
             cases = session.exec(wanted.with_for_update().execution_options(populate_existing=True)).all()
             for invoice_id in settled:
                 collected(session, invoice_id, state="ended")
@@ -167,24 +174,36 @@ class DunningRounds:
             for case in cases:
                 if case.next_attempt_at is not None and case.next_attempt_at <= now:
                     case.attempts, case.next_attempt_at = case.attempts + 1, None
-                    outbox.enqueue(session, tenant_id, PayInvoice(invoice_id=case.invoice_id, attempt=case.attempts))
+                    outbox.enqueue(
+                        session, tenant_id, CollectInvoice(invoice_id=case.invoice_id, attempt=case.attempts)
+                    )
             session.add_all(cases)
 
-    def _owes(self, session: Session, invoice_id: str) -> bool:
-        """Whether something is due of what the invoice at Stripe collects."""
-        return any(
-            self._books.amount_due_cents(session, each.invoice_id) > 0 for each in collected_with(session, invoice_id)
-        )
+
+def end_if_settled(session: Session, invoice_id: str) -> None:
+    """End an invoice's case if nothing is owed any more. A tenant is not suspended for what it does not owe."""
+    if not _owes(session, invoice_id):
+        collected(session, invoice_id, state="ended")
 
 
-def _inform(session: Session, invoice: PushedInvoice, due_cents: int, case: DunningCase) -> None:
-    facts = {"invoice_id": invoice.invoice_id, "number": invoice.number, "due_cents": due_cents}
+def _owes(session: Session, invoice_id: str) -> bool:
+    invoice = read_invoice(session, invoice_id)
+    return invoice.status == "open" and invoice.amount_due_cents > 0
+
+
+def _address(case: DunningCase, settings: PaymentSettings) -> str:
+    return f"{settings.control_public_url}/pay/{case.pay_token}"
+
+
+def _inform(session: Session, case: DunningCase, due_cents: int, settings: PaymentSettings) -> None:
+    number = read_invoice(session, case.invoice_id).number
+    facts = {"invoice_id": case.invoice_id, "number": number, "due_cents": due_cents, "url": _address(case, settings)}
     if case.state == "needs_owner":
         notify(
             session,
             tenant_id=case.tenant_id,
             event_type="invoice.payment_action_required",
-            data={**facts, "url": case.hosted_url or ""},
+            data=facts,
             dedupe_key=f"invoice.payment_action_required:{case.invoice_id}:{case.attempts}",
         )
         return

@@ -13,19 +13,11 @@ from sqlmodel import Session, select
 
 from billing.payments import dunning, event_store
 from billing.payments.alarms import raise_alarm
-from billing.payments.books import Books
-from billing.payments.collecting import read_payments
-from billing.payments.models import PaymentQueue, PushedInvoice, StripeEventRow
+from billing.payments.models import PaymentQueue, StripeEventRow
 from billing.payments.queue import Clock
 from billing.payments.returned_payments import book_returns
 from billing.payments.settings import PaymentSettings
-from billing.payments.settlement import (
-    leave_page,
-    note_end_at_stripe,
-    settle_invoice,
-    settle_top_up,
-    tenant_of,
-)
+from billing.payments.settlement import leave_page, settle, tenant_of
 from billing.stripe_client import API_VERSION, StripeAccount
 from billing.stripe_errors import StripeObjectNotFound
 from billing.stripe_objects import StripeEvent
@@ -43,13 +35,11 @@ class EventHandler:
         self,
         engine: Engine,
         account: StripeAccount,
-        books: Books,
         settings: PaymentSettings,
         clock: Clock = database_now,
     ) -> None:
         self._engine = engine
         self._account = account
-        self._books = books
         self._settings = settings
         self._clock = clock
 
@@ -107,13 +97,11 @@ class EventHandler:
         return _with_version_alarm(row, apply) if _is_newer(row.api_version) else apply
 
     def _effect_of(self, row: StripeEventRow, object_id: str) -> Apply:  # noqa: PLR0911 - one for each kind of object
-        account, books = self._account, self._books
+        account = self._account
         match row.object_kind:
-            case "invoice":
-                return self._invoice(object_id)
             case "payment_intent":
                 payment = account.payment(object_id)
-                return lambda session: settle_top_up(session, books, payment)
+                return lambda session: settle(session, payment)
             case "checkout.session":
                 return self._page(row, object_id)
             case "setup_intent":
@@ -130,27 +118,15 @@ class EventHandler:
                 return _clock_moved(object_id, account.clock_time(object_id))
         return _no_effect(f"an event of this type about a {row.object_kind} is not known")
 
-    def _invoice(self, invoice_id: str) -> Apply:
-        found, payments = read_payments(self._account, invoice_id)
-
-        def apply(session: Session) -> str | None:
-            note = settle_invoice(session, self._books, found, payments)
-            row = session.get(PushedInvoice, found.our_id) if found.our_id and note is None else None
-            if row is not None and found.status in ("void", "uncollectible"):
-                note_end_at_stripe(session, row, found)
-            return note
-
-        return apply
-
     def _returns(self, payment_intent: str | None) -> Apply:
-        """Everything that went back of the payment. Its own event may come later: a top-up is credited first."""
+        """Everything that went back of the payment. Its own event may come later: it is booked first."""
         if payment_intent is None:
             return _no_effect("it is about no payment intent")
         payment, found = self._account.payment(payment_intent), self._account.went_back(payment_intent)
 
         def apply(session: Session) -> str | None:
-            settle_top_up(session, self._books, payment)
-            note = book_returns(session, self._books, payment_intent, found)
+            settle(session, payment)
+            note = book_returns(session, payment_intent, found)
             if note is not None and tenant_of(session, payment.customer) is not None:
                 raise Conflict(f"{payment_intent} of our customer {payment.customer} is not booked yet.")
             return note
@@ -167,7 +143,7 @@ class EventHandler:
             return lambda session: leave_page(session, page, row.customer)
         if payment is None:
             return _no_effect("the page took no payment")
-        return lambda session: settle_top_up(session, self._books, payment)
+        return lambda session: settle(session, payment)
 
     def _card(self, customer_id: str | None, *, saved: bool) -> Apply:
         """Open invoices are attempted with a card that was not tried. A card that was ``saved`` on a page becomes the

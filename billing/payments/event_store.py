@@ -22,14 +22,8 @@ HANDLED_TYPES: Final = (
     "checkout.session.async_payment_failed",
     "checkout.session.expired",
     "payment_intent.succeeded",
-    "payment_intent.payment_failed",
     "payment_intent.canceled",
     "setup_intent.succeeded",
-    "invoice.paid",
-    "invoice.payment_failed",
-    "invoice.payment_action_required",
-    "invoice.voided",
-    "invoice.marked_uncollectible",
     "payment_method.attached",
     "customer.updated",
     "customer.deleted",
@@ -43,7 +37,6 @@ HANDLED_TYPES: Final = (
 )
 """Every type with an effect."""
 PAYMENT_TYPES: Final = (
-    "invoice.paid",
     "payment_intent.succeeded",
     "checkout.session.completed",
     "setup_intent.succeeded",

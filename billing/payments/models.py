@@ -1,5 +1,5 @@
-"""The tables of payments: each tenant's queue of operations at Stripe with their steps, what came of them, Stripe's
-events, dunning, and alarms. Triggers refuse a change of what must stay as it was written.
+"""The tables of payments: each tenant's queue of operations at Stripe, charges, money that arrived and went back,
+Stripe's events, dunning, and alarms. Triggers refuse a change of what must stay as it was written.
 """
 
 from datetime import datetime
@@ -42,13 +42,19 @@ class PaymentQueue(SQLModel, table=True):
 
 
 class PaymentOperation(SQLModel, table=True):
-    """One operation, in the order of ``position``. ``content`` is frozen; ``result`` says what came of it."""
+    """One operation, in the order of ``position``, with its one call to Stripe. ``content`` is frozen; ``decided`` is
+    what the call is about, where that is known only when the operation's turn comes; ``result`` says what came of it.
+
+    ``idempotency_key`` is written before the call is sent, ``object_id`` after its answer. With ``look_up`` the object
+    is searched at Stripe before anything is sent. ``approved`` says that an admin has let the operation go on.
+    """
 
     __tablename__ = "payment_operations"
     __table_args__ = (
         sa.UniqueConstraint("tenant_id", "dedupe_key"),
         sa.CheckConstraint("state IN ('pending', 'done', 'failed', 'cancelled')", name="state_known"),
         sa.CheckConstraint("(finished_at IS NULL) = (state = 'pending')", name="finished_has_time"),
+        sa.CheckConstraint("(idempotency_key IS NULL) = (key_since IS NULL)", name="key_has_time"),
         sa.Index(
             "ix_payment_operations_waiting", "tenant_id", "position", postgresql_where=sa.text("state = 'pending'")
         ),
@@ -63,48 +69,44 @@ class PaymentOperation(SQLModel, table=True):
     state: str = Field(default="pending", sa_type=sa.Text)
     attempts: int = Field(default=0, sa_type=sa.Integer)
     last_error: str | None = Field(default=None, sa_type=sa.Text)
+    decided: str | None = Field(default=None, sa_type=sa.Text)
+    idempotency_key: str | None = Field(default=None, unique=True, sa_type=sa.Text)
+    key_number: int = Field(default=0, sa_type=sa.Integer, sa_column_kwargs={"server_default": sa.text("0")})
+    key_since: datetime | None = Field(default=None, sa_type=Instant)
+    look_up: bool = Field(default=False, sa_column_kwargs={"server_default": sa.false()})
+    object_id: str | None = Field(default=None, sa_type=sa.Text)
+    approved: bool = Field(default=False, sa_column_kwargs={"server_default": sa.false()})
     result: dict[str, Any] | None = Field(default=None, sa_type=JSONB)
     created_at: datetime = Field(sa_type=Instant)
     finished_at: datetime | None = Field(default=None, sa_type=Instant)
 
 
-class PaymentStep(SQLModel, table=True):
-    """One call of an operation. ``idempotency_key`` is written before the call is sent, ``object_id`` after its answer.
-    With ``look_up`` the object is searched at Stripe before anything is sent.
+class PaymentCharge(SQLModel, table=True):
+    """Money that is asked of a tenant: one payment intent, written before it is sent. Either for what is due of an
+    invoice, and of others that are too small to be charged alone (``covers``: cents by invoice), or for credit.
+
+    ``method`` is the saved card. With ``on_page`` the owner pays at ``page``, a Checkout session. Only its state
+    changes: ``needs_owner`` is a failure that another attempt with the same card repeats.
     """
 
-    __tablename__ = "payment_steps"
-    __table_args__ = (sa.CheckConstraint("(object_id IS NULL) = (finished_at IS NULL)", name="finished_has_object"),)
-
-    operation_id: str = Field(primary_key=True, foreign_key="payment_operations.id", sa_type=sa.Text)
-    name: str = Field(primary_key=True, sa_type=sa.Text)
-    generation: int = Field(default=1, sa_type=sa.Integer)
-    idempotency_key: str = Field(unique=True, sa_type=sa.Text)
-    key_since: datetime = Field(sa_type=Instant)
-    started_at: datetime = Field(sa_type=Instant)
-    look_up: bool = False
-    object_id: str | None = Field(default=None, sa_type=sa.Text)
-    finished_at: datetime | None = Field(default=None, sa_type=Instant)
-
-
-class PushedInvoice(SQLModel, table=True):
-    """Where an invoice is collected: at Stripe, or later together with another one (``carried``). ``pushed_with`` is
-    the invoice whose Stripe invoice collects it.
-    """
-
-    __tablename__ = "pushed_invoices"
+    __tablename__ = "charges"
     __table_args__ = (
-        sa.CheckConstraint("state IN ('queued', 'carried', 'pushed', 'ended')", name="state_known"),
-        sa.CheckConstraint("amount_cents >= 0", name="amount_not_negative"),
+        sa.CheckConstraint("amount_cents > 0", name="amount_positive"),
+        sa.CheckConstraint("(invoice_id IS NULL) = (covers = '{}')", name="covers_invoices"),
+        sa.CheckConstraint("state IN ('pending', 'paid', 'failed', 'needs_owner')", name="state_known"),
+        sa.Index("ix_charges_tenant_id", "tenant_id", "id"),
     )
 
-    invoice_id: str = Field(primary_key=True, sa_type=sa.Text)
-    tenant_id: str = Field(index=True, sa_type=sa.Text)
-    number: str = Field(sa_type=sa.Text)
+    id: str = Field(primary_key=True, sa_type=sa.Text)
+    tenant_id: str = Field(sa_type=sa.Text)
+    invoice_id: str | None = Field(default=None, index=True, sa_type=sa.Text)
+    covers: dict[str, int] = Field(default_factory=dict, sa_type=JSONB)
     amount_cents: int = Field(sa_type=sa.BigInteger)
-    state: str = Field(sa_type=sa.Text)
-    pushed_with: str | None = Field(default=None, index=True, sa_type=sa.Text)
-    stripe_invoice: str | None = Field(default=None, unique=True, sa_type=sa.Text)
+    on_page: bool
+    method: str | None = Field(default=None, sa_type=sa.Text)
+    page: str | None = Field(default=None, sa_type=sa.Text)
+    state: str = Field(default="pending", sa_type=sa.Text)
+    failure: str | None = Field(default=None, sa_type=sa.Text)
     created_at: datetime = Field(sa_type=Instant)
 
 
@@ -144,32 +146,14 @@ class StripeEventsListed(SQLModel, table=True):
     listed_until: datetime = Field(sa_type=Instant)
 
 
-class TopUp(SQLModel, table=True):
-    """A purchase of credit. Several payments for one are all credited; each is money that was received."""
-
-    __tablename__ = "top_ups"
-    __table_args__ = (
-        sa.CheckConstraint("amount_cents > 0", name="amount_positive"),
-        sa.CheckConstraint("state IN ('pending', 'paid', 'failed', 'needs_owner')", name="state_known"),
-    )
-
-    id: str = Field(primary_key=True, sa_type=sa.Text)
-    tenant_id: str = Field(index=True, sa_type=sa.Text)
-    amount_cents: int = Field(sa_type=sa.BigInteger)
-    state: str = Field(default="pending", sa_type=sa.Text)
-    failure: str | None = Field(default=None, sa_type=sa.Text)
-    created_at: datetime = Field(sa_type=Instant)
-
-
 class ReceivedPayment(SQLModel, table=True):
-    """A payment intent whose money arrived, booked once. Insert-only."""
+    """A payment intent whose money arrived, booked once. Insert-only. Several of one charge are all booked."""
 
     __tablename__ = "received_payments"
 
     payment_intent: str = Field(primary_key=True, sa_type=sa.Text)
     tenant_id: str = Field(index=True, sa_type=sa.Text)
-    stripe_invoice: str | None = Field(default=None, index=True, sa_type=sa.Text)
-    top_up_id: str | None = Field(default=None, sa_type=sa.Text)
+    charge_id: str = Field(foreign_key="charges.id", index=True, sa_type=sa.Text)
     amount_cents: int = Field(sa_type=sa.BigInteger)
     created_at: datetime = Field(sa_type=Instant)
 
@@ -195,7 +179,8 @@ class ReturnedPayment(SQLModel, table=True):
 
 class DunningCase(SQLModel, table=True):
     """The collection of one invoice whose payment failed. ``started_at`` and ``next_attempt_at`` are times of the
-    tenant's clock. While an attempt is queued, ``next_attempt_at`` is null.
+    tenant's clock. While an attempt is queued, ``next_attempt_at`` is null. ``pay_token`` is the secret part of the
+    address at which the owner pays.
     """
 
     __tablename__ = "dunning_cases"
@@ -216,7 +201,7 @@ class DunningCase(SQLModel, table=True):
     suspended: bool = False
     tried_method: str | None = Field(default=None, sa_type=sa.Text)
     last_reason: str | None = Field(default=None, sa_type=sa.Text)
-    hosted_url: str | None = Field(default=None, sa_type=sa.Text)
+    pay_token: str = Field(unique=True, sa_type=sa.Text)
     ended_at: datetime | None = Field(default=None, sa_type=Instant)
 
 

@@ -1,11 +1,10 @@
 """What billing asks of Stripe: one frozen value for each kind of operation, as it is stored in a tenant's queue.
 
-A stored operation never changes, so that every attempt sends the same parameters under the same idempotency keys.
-``dedupe_key`` names the intention: a second operation of a tenant with the same key is not queued.
+Each is one call with an effect. ``dedupe_key`` names the intention: a second operation of a tenant with the same key is
+not queued. What an invoice is charged is decided when its turn comes (``charging``), and is no part of the operation.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -70,147 +69,62 @@ class OpenPortal(_Page, frozen=True, kw_only=True):
 
 
 class OpenTopUpPage(_Page, frozen=True, kw_only=True):
-    """A page of Stripe's on which the owner buys credit. ``request_id`` is the id of the top-up."""
+    """A page of Stripe's on which the owner buys credit. ``request_id`` is the id of the charge."""
 
     amount_cents: ChargedCents
     success_url: Url
     cancel_url: Url
 
 
-class ChargeTopUp(_Operation, frozen=True, kw_only=True):
-    """Buy credit with the saved card, without the owner."""
+class OpenInvoicePage(_Page, frozen=True, kw_only=True):
+    """A page of Stripe's on which the owner pays what is due of an invoice when the page is opened."""
 
-    top_up_id: str
+    invoice_id: str
+
+
+class ChargeTopUp(_Operation, frozen=True, kw_only=True):
+    """Buy credit with the saved card, without the owner. ``charge_id`` is the charge's."""
+
+    charge_id: str
     amount_cents: ChargedCents
 
     @property
     def dedupe_key(self) -> str:
-        return self.dedupe_key_of(self.top_up_id)
-
-    @staticmethod
-    def dedupe_key_of(top_up_id: str) -> str:
-        return f"top_up:{top_up_id}"
+        return f"top_up:{self.charge_id}"
 
     @property
     def fails_alone(self) -> bool:
         return True
 
 
-class PushedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line at Stripe. ``id`` is unique within the invoice and goes into the line's metadata."""
-
-    id: str
-    description: Text
-    amount_cents: int
-
-
-class CarriedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The due amount of an earlier invoice that is collected with this one."""
+class CollectInvoice(_Operation, frozen=True, kw_only=True):
+    """Attempt the payment of what is due of an invoice with the saved card. ``attempt`` is unique for the invoice."""
 
     invoice_id: str
-    amount_cents: int
+    attempt: int = 1
+
+    @property
+    def dedupe_key(self) -> str:
+        return f"collect:{self.invoice_id}:{self.attempt}"
 
 
-class PushInvoice(_Operation, frozen=True, kw_only=True):
-    """Collect a finalized invoice: the lines sum to ``due_cents``, what the tenant owes for it. ``carried`` are earlier
-    invoices under the minimum charge; the outbox fills them in, and Stripe's total is both together.
+class Refund(_Operation, frozen=True, kw_only=True):
+    """Return money that the books have returned before: of the payments of an invoice, by a credit note, or of the
+    payment that bought credit. ``part`` counts the payments from which it comes.
     """
-
-    invoice_id: str
-    number: Text
-    lines: tuple[PushedLine, ...]
-    due_cents: int
-    carried: tuple[CarriedPart, ...] = ()
-
-    def __post_init__(self) -> None:
-        assert sum(line.amount_cents for line in self.lines) == self.due_cents, "lines sum to what is due"
-        assert self.due_cents >= 0, "an invoice that owes the tenant is not pushed"
-        assert len({line.id for line in self.lines}) == len(self.lines), "each line once"
-
-    @property
-    def dedupe_key(self) -> str:
-        return f"invoice:{self.invoice_id}"
-
-    @property
-    def total_cents(self) -> int:
-        """What Stripe has to collect."""
-        return self.due_cents + sum(part.amount_cents for part in self.carried)
-
-    @property
-    def sent_lines(self) -> tuple[PushedLine, ...]:
-        """The lines at Stripe with the carried invoices; the outbox has made them few enough."""
-        carried = tuple(
-            PushedLine(
-                id=f"carried:{part.invoice_id}",
-                description=f"Carried over from invoice {part.invoice_id}",
-                amount_cents=part.amount_cents,
-            )
-            for part in self.carried
-        )
-        return (*self.lines, *carried)
-
-
-class PayInvoice(_Operation, frozen=True, kw_only=True):
-    """Attempt the payment of a pushed invoice with the saved card. ``attempt`` is unique for the invoice."""
-
-    invoice_id: str
-    attempt: int
-
-    @property
-    def dedupe_key(self) -> str:
-        return f"pay:{self.invoice_id}:{self.attempt}"
-
-
-class PushCreditNote(_Operation, frozen=True, kw_only=True):
-    """Credit part of a pushed invoice: reduce what is due, or record what went to the tenant's balance with us, or
-    refund the money that was paid at Stripe.
-    """
-
-    note_id: str
-    invoice_id: str
-    amount_cents: Cents
-    memo: Text
-    to: Literal["amount_due", "balance", "refund"]
-
-    @property
-    def dedupe_key(self) -> str:
-        return f"note:{self.note_id}"
-
-
-class DeductPayment(_Operation, frozen=True, kw_only=True):
-    """Deduct from a pushed invoice what was paid of it in another way: by hand, from credit or from the balance."""
-
-    payment_id: str
-    invoice_id: str
-    amount_cents: Cents
-    memo: Text
-
-    @property
-    def dedupe_key(self) -> str:
-        return f"deduct:{self.payment_id}"
-
-
-class RefundTopUp(_Operation, frozen=True, kw_only=True):
-    """Return the money of a top-up whose credit was taken out of the ledger before."""
 
     refund_id: str
-    payment_intent: str
     amount_cents: Cents
+    invoice_id: str | None = None
+    payment_intent: str | None = None
+    part: int = 1
+
+    def __post_init__(self) -> None:
+        assert (self.invoice_id is None) != (self.payment_intent is None), "of an invoice, or of one payment"
 
     @property
     def dedupe_key(self) -> str:
-        return f"refund:{self.refund_id}"
-
-
-class EndInvoice(_Operation, frozen=True, kw_only=True):
-    """End the collection of a pushed invoice: it was voided, written off, or paid elsewhere."""
-
-    invoice_id: str
-    how: Literal["void", "uncollectible", "paid_elsewhere"]
-
-    @property
-    def dedupe_key(self) -> str:
-        return f"{self.how}:{self.invoice_id}"
+        return f"refund:{self.refund_id}:{self.part}"
 
 
 Operation = (
@@ -218,30 +132,11 @@ Operation = (
     | OpenSetupPage
     | OpenPortal
     | OpenTopUpPage
+    | OpenInvoicePage
     | ChargeTopUp
-    | PushInvoice
-    | PayInvoice
-    | PushCreditNote
-    | DeductPayment
-    | RefundTopUp
-    | EndInvoice
+    | CollectInvoice
+    | Refund
 )
-
-
-def top_up_of(operation: Operation) -> str | None:
-    """The id of the top-up that the operation pays; None for any other operation."""
-    match operation:
-        case OpenTopUpPage():
-            return operation.request_id
-        case ChargeTopUp():
-            return operation.top_up_id
-    return None
-
-
-def top_up_of_stored(kind: str, content: Mapping[str, Any]) -> str | None:
-    """Like ``top_up_of``, of an operation as it is stored, also of one that cannot be read."""
-    name = {"open_top_up_page": "request_id", "charge_top_up": "top_up_id"}.get(kind)
-    return None if name is None else content.get(name)
 
 
 def top_up_reference(payment_intent: str) -> str:
@@ -275,19 +170,3 @@ def storable(operation: Operation) -> Any:
 def kind_of(operation: Operation) -> str:
     """The operation's kind as it is stored."""
     return _snake(type(operation).__name__)
-
-
-def largest_lines(lines: Sequence[PushedLine], most: int) -> tuple[PushedLine, ...]:
-    """The lines if they are few enough; otherwise the largest, and one line for all others. The sum stays the same."""
-    shown = [line for line in lines if line.amount_cents != 0]
-    if len(shown) <= most:
-        return tuple(shown)
-    order = sorted(range(len(shown)), key=lambda position: (-abs(shown[position].amount_cents), position))
-    kept = set(order[: most - 1])
-    rest = sum(line.amount_cents for position, line in enumerate(shown) if position not in kept)
-    other = PushedLine(
-        id="other_usage",
-        description=f"Other usage: {len(shown) - len(kept)} lines, which the invoice's CSV lists",
-        amount_cents=rest,
-    )
-    return (*(line for position, line in enumerate(shown) if position in kept), other)

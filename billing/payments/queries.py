@@ -6,13 +6,15 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from billing.invoices.queries import read_invoice
 from billing.payments.models import (
+    DunningCase,
     PaymentAlarm,
+    PaymentCharge,
     PaymentOperation,
     PaymentQueue,
     PaymentStanding,
     StripeEventRow,
-    TopUp,
 )
 from billing.payments.views import (
     EventState,
@@ -26,10 +28,11 @@ from billing.payments.views import (
     TopUpState,
     TopUpView,
 )
+from billing.views import InvoiceView
 from core.db import database_now
 from core.errors import NotFound
 
-_PAGES = ("open_setup_page", "open_portal", "open_top_up_page")
+_PAGES = ("open_setup_page", "open_portal", "open_top_up_page", "open_invoice_page")
 _PAGE_STATES: dict[str, PageState] = {"pending": "pending", "done": "ready"}
 
 
@@ -55,11 +58,17 @@ def get_page(session: Session, *, tenant_id: str, page_id: str, simulated: bool)
     )
 
 
+def invoice_to_pay(session: Session, token: str) -> InvoiceView | None:
+    """The unpaid invoice whose owner has the address with this token, as it is now."""
+    case = session.exec(select(DunningCase).where(DunningCase.pay_token == token)).first()
+    return None if case is None else read_invoice(session, case.invoice_id)
+
+
 def list_top_ups(session: Session, *, tenant_id: str, after: str | None, limit: int) -> list[TopUpView]:
     """The tenant's top-ups, newest first."""
-    wanted = select(TopUp).where(TopUp.tenant_id == tenant_id).order_by(col(TopUp.id).desc()).limit(limit)
+    wanted = select(PaymentCharge).where(PaymentCharge.tenant_id == tenant_id, col(PaymentCharge.invoice_id).is_(None))
     if after is not None:
-        wanted = wanted.where(TopUp.id < after)
+        wanted = wanted.where(PaymentCharge.id < after)
     return [
         TopUpView(
             id=row.id,
@@ -68,7 +77,7 @@ def list_top_ups(session: Session, *, tenant_id: str, after: str | None, limit: 
             failure=row.failure,
             created_at=row.created_at,
         )
-        for row in session.exec(wanted)
+        for row in session.exec(wanted.order_by(col(PaymentCharge.id).desc()).limit(limit))
     ]
 
 

@@ -1,12 +1,12 @@
 """Claims and ends the operations of tenants' queues. Each is one transaction, and nothing is sent within it.
 
 A claim is a lease of the whole queue with a fence. If a worker dies, the queue is claimed again when the lease ends,
-and the operation goes on at its first unfinished step, with the same key. A worker that lost its lease writes nothing.
+and the operation goes on with the same key. A worker that lost its lease writes nothing.
 """
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -22,8 +22,6 @@ from billing.payments.settings import PaymentSettings
 from core.db import database_now, unit_of_work
 from core.errors import InvalidRequest
 
-APPROVED: Final = "approved"
-"""The step that says that an admin has let an operation go on."""
 Clock = Callable[[Session], datetime]
 Effect = Callable[[Session], None]
 _ERROR_LENGTH_MAX = 1_000
@@ -32,6 +30,25 @@ _log = structlog.get_logger()
 
 class LeaseLost(Exception):
     """Another worker has claimed the queue since."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operation came to: its result, and the effect that is booked together with it. ``failure`` ends the
+    operation as failed; the queue goes on.
+    """
+
+    result: dict[str, Any]
+    effect: Effect | None = None
+    failure: str | None = None
+
+
+class QueueStops(Exception):
+    """Nothing more may be sent for this tenant until an admin has looked."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +61,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     operation_id: str
     operation: Operation
     attempts: int
+    approved: bool
     waits_since: datetime
 
 
@@ -96,6 +114,7 @@ class PaymentQueues:
                 operation_id=row.id,
                 operation=operation,
                 attempts=row.attempts,
+                approved=row.approved,
                 waits_since=row.created_at,
             )
 
@@ -112,21 +131,19 @@ class PaymentQueues:
             raise LeaseLost(claim.operation_id)
         return now
 
-    def finish(
-        self, claim: Claim, *, result: dict[str, Any], effect: Effect | None = None, failure: str | None = None
-    ) -> None:
+    def finish(self, claim: Claim, outcome: Outcome) -> None:
         """End the operation together with its effect, in one transaction. Raises LeaseLost, and changes nothing then.
 
         The effect runs first: it may lock invoices, which other transactions lock before a queue.
         """
         with unit_of_work(self.engine) as session:
-            if effect is not None:
-                effect(session)
+            if outcome.effect is not None:
+                outcome.effect(session)
                 session.flush()
             now = self.keep(session, claim)
             row = session.exec(select(PaymentOperation).where(PaymentOperation.id == claim.operation_id)).one()
-            row.state = "done" if failure is None else "failed"
-            row.result, row.last_error, row.finished_at = result, failure, now
+            row.state = "done" if outcome.failure is None else "failed"
+            row.result, row.last_error, row.finished_at = outcome.result, outcome.failure, now
             session.add(row)
             session.flush()
             self._release(session, claim, now if self._first_waiting(session, claim.tenant_id) else None)

@@ -8,44 +8,53 @@ a credit note. The rest is taken out of the unspent credit that the payment boug
 from collections.abc import Iterable
 from typing import Final
 
-from sqlalchemy.dialects.postgresql import insert
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB, array, insert
 from sqlmodel import Session, col, func, select
 
+from billing import ledger
+from billing.credits import lots
+from billing.invoices.event_models import CreditNote
+from billing.invoices.events import lock_invoices
+from billing.ledger import AccountRef, Leg, Posting, TransferKind
+from billing.limits import terms
 from billing.locks import serialize_decision
 from billing.models import LedgerTransfer
+from billing.payments import outbox
 from billing.payments.alarms import raise_alarm
-from billing.payments.books import Books
-from billing.payments.models import PaymentOperation, ReceivedPayment, ReturnedPayment
-from billing.payments.operations import top_up_reference
-from billing.payments.pushed_invoices import invoices_at
+from billing.payments.models import PaymentCharge, PaymentOperation, ReceivedPayment, ReturnedPayment
+from billing.payments.operations import Refund, top_up_reference
 from billing.stripe_objects import StripeDispute, StripeRefund, WentBack
 from core.db import database_now
+from core.errors import Unprocessable
+from core.ids import new_id
+from core.money import cents_to_nanos, format_usd
 
 _FAILED: Final = ("failed", "canceled")  # of a refund
 _INQUIRIES: Final = ("warning_needs_response", "warning_under_review")  # of a dispute
 _WON: Final = ("won", "prevented", "warning_closed")
 
 
-def book_returns(session: Session, books: Books, payment_intent: str, found: WentBack) -> str | None:
+def book_returns(session: Session, payment_intent: str, found: WentBack) -> str | None:
     """Book what Stripe says went back of a payment. Returns why nothing was done."""
     payment = session.get(ReceivedPayment, payment_intent)
     if payment is None:
         return f"{payment_intent} is no payment of ours"
     _hold(session, payment)
     for refund in found.refunds:
-        _book_refund(session, books, payment, refund)
+        _book_refund(session, payment, refund)
     for dispute in found.disputes:
-        _book_dispute(session, books, payment, dispute)
+        _book_dispute(session, payment, dispute)
     return None
 
 
-def returnable_cents(session: Session, books: Books, payment_intent: str) -> tuple[int, int]:
+def returnable_cents(session: Session, payment_intent: str) -> tuple[int, int]:
     """How much the books have returned of a payment and Stripe has not, and how much Stripe still has of it."""
     payment = session.get(ReceivedPayment, payment_intent)
     if payment is None:
         return 0, 0
     _hold(session, payment)
-    return _owed_cents(session, books, payment), payment.amount_cents - _gone_cents(session, payment_intent)
+    return _owed_cents(session, payment), payment.amount_cents - _gone_cents(session, payment_intent)
 
 
 def lost_cents(session: Session, payment_intents: Iterable[str]) -> int:
@@ -61,17 +70,34 @@ def lost_cents(session: Session, payment_intents: Iterable[str]) -> int:
     return int(total)
 
 
-def _book_refund(session: Session, books: Books, payment: ReceivedPayment, refund: StripeRefund) -> None:
+def refund_bought(session: Session, *, tenant_id: str, payment_intent: str, amount_cents: int) -> None:
+    """Queue the return of money whose credit this transaction has taken out. Raises Unprocessable above what Stripe
+    still has of the payment.
+    """
+    owed_cents, there_cents = returnable_cents(session, payment_intent)
+    if owed_cents > there_cents:
+        left_nanos = cents_to_nanos(max(0, amount_cents - owed_cents + there_cents))
+        raise Unprocessable(
+            f"amount_nanos is {cents_to_nanos(amount_cents)}; Stripe can return {format_usd(left_nanos)} of this "
+            "payment, because the rest went back before. Refund at most that.",
+            code="refund_exceeds_payment",
+            param="amount_nanos",
+        )
+    refund = Refund(refund_id=new_id("adj"), payment_intent=payment_intent, amount_cents=amount_cents)
+    outbox.enqueue(session, tenant_id, refund)
+
+
+def _book_refund(session: Session, payment: ReceivedPayment, refund: StripeRefund) -> None:
     has_failed = refund.status in _FAILED
     if _is_new(session, refund.id):
         if has_failed and refund.our_id is None:
             return  # nothing went back, and nothing was booked
-        _go_back(session, books, payment, refund.id, refund.amount_cents, kind="refund_by_hand")
+        _go_back(session, payment, refund.id, refund.amount_cents, kind="refund_by_hand")
     if has_failed:
-        _come_back(session, books, payment, refund.id, kind="refund_failed", how=f"is {refund.status}")
+        _come_back(session, payment, refund.id, kind="refund_failed", how=f"is {refund.status}")
 
 
-def _book_dispute(session: Session, books: Books, payment: ReceivedPayment, dispute: StripeDispute) -> None:
+def _book_dispute(session: Session, payment: ReceivedPayment, dispute: StripeDispute) -> None:
     """A dispute takes money as soon as it is opened; what was refunded before is not taken again. Money of a dispute
     that is won is with us again.
     """
@@ -84,23 +110,22 @@ def _book_dispute(session: Session, books: Books, payment: ReceivedPayment, disp
             dedupe_key=f"inquiry:{dispute.id}",
         )
     elif dispute.status in _WON:
-        _come_back(session, books, payment, dispute.id, kind="dispute_won", how=f"ended as {dispute.status}")
+        _come_back(session, payment, dispute.id, kind="dispute_won", how=f"ended as {dispute.status}")
     elif _is_new(session, dispute.id):
         left_cents = payment.amount_cents - _gone_cents(session, payment.payment_intent)
-        _go_back(session, books, payment, dispute.id, max(0, min(dispute.amount_cents, left_cents)), kind="dispute")
+        _go_back(session, payment, dispute.id, max(0, min(dispute.amount_cents, left_cents)), kind="dispute")
 
 
-def _go_back(
-    session: Session, books: Books, payment: ReceivedPayment, stripe_object: str, cents: int, *, kind: str
-) -> None:
+def _go_back(session: Session, payment: ReceivedPayment, stripe_object: str, cents: int, *, kind: str) -> None:
     """Book what went back. An alarm says where it came from, except for a refund that the books have decided."""
-    covered_cents = min(cents, _owed_cents(session, books, payment))
+    covered_cents = min(cents, _owed_cents(session, payment))
     lost = cents - covered_cents
-    if payment.top_up_id is not None and lost:
+    if lost and not _charge_of(session, payment).covers:
         reference = top_up_reference(payment.payment_intent)
-        lost = books.take_back_top_up(session, tenant_id=payment.tenant_id, amount_cents=lost, reference=reference)
+        lost = lots.take_back(session, tenant_id=payment.tenant_id, reference=reference, amount_cents=lost)
+        terms.credit_changed(session, payment.tenant_id, to_publish=True)
     taken_cents = cents - covered_cents - lost
-    booked = books.write_off(session, amount_cents=lost) if lost else None
+    booked = _write_off(session, lost) if lost else None
     _write(session, stripe_object, payment.payment_intent, cents, lost, booked)
     if kind == "dispute" or covered_cents < cents:
         raise_alarm(
@@ -114,19 +139,18 @@ def _go_back(
         )
 
 
-def _come_back(
-    session: Session, books: Books, payment: ReceivedPayment, stripe_object: str, *, kind: str, how: str
-) -> None:
+def _come_back(session: Session, payment: ReceivedPayment, stripe_object: str, *, kind: str, how: str) -> None:
     """Book money that is with us again: what was bad debt is none, all other goes to the tenant's balance."""
     made = session.get(ReturnedPayment, stripe_object)
     if made is None:
         return
     lost, other = made.booked_cents, made.amount_cents - made.booked_cents
     if lost and _is_new(session, name := f"{stripe_object}:back:lost"):
-        booked = books.write_off(session, amount_cents=-lost)
+        booked = _write_off(session, -lost)
         _write(session, name, payment.payment_intent, -lost, -lost, booked)
     if other and _is_new(session, name := f"{stripe_object}:back:balance"):
-        booked = books.return_to_balance(session, tenant_id=payment.tenant_id, amount_cents=other)
+        lock_invoices(session, payment.tenant_id)
+        booked = _post(session, "refund", AccountRef("customer_balance", payment.tenant_id), -cents_to_nanos(other))
         _write(session, name, payment.payment_intent, -other, -other, booked)
     raise_alarm(
         session,
@@ -138,36 +162,34 @@ def _come_back(
     )
 
 
-def _owed_cents(session: Session, books: Books, payment: ReceivedPayment) -> int:
-    """What the books have returned of a payment, or of all payments of its invoice at Stripe, and Stripe has not."""
+def _owed_cents(session: Session, payment: ReceivedPayment) -> int:
+    """What the books have returned of a payment, or of all payments of its invoices, and Stripe has not."""
+    invoices = list(_charge_of(session, payment).covers)
     went_back = select(func.coalesce(func.sum(ReturnedPayment.amount_cents - ReturnedPayment.booked_cents), 0))
-    if payment.top_up_id is not None:
-        decided = books.refunded_top_up_cents(
-            session, tenant_id=payment.tenant_id, reference=top_up_reference(payment.payment_intent)
-        )
+    if not invoices:
+        reference = top_up_reference(payment.payment_intent)
+        decided = lots.refunded_cents(session, tenant_id=payment.tenant_id, reference=reference)
         went_back = went_back.where(ReturnedPayment.payment_intent == payment.payment_intent)
     else:
-        decided = _noted_cents(session, payment)
-        went_back = went_back.join(
-            ReceivedPayment, col(ReceivedPayment.payment_intent) == ReturnedPayment.payment_intent
-        ).where(ReceivedPayment.stripe_invoice == payment.stripe_invoice)
+        decided = _noted_cents(session, payment.tenant_id, invoices)
+        went_back = (
+            went_back.join(ReceivedPayment, col(ReceivedPayment.payment_intent) == ReturnedPayment.payment_intent)
+            .join(PaymentCharge, col(PaymentCharge.id) == ReceivedPayment.charge_id)
+            .where(PaymentCharge.tenant_id == payment.tenant_id)
+            .where(sa.type_coerce(col(PaymentCharge.covers), JSONB).has_any(array(invoices)))
+        )
     return max(0, decided - int(session.exec(went_back).one()))
 
 
-def _noted_cents(session: Session, payment: ReceivedPayment) -> int:
-    """What credit notes refund of the invoices that the payment paid, without what an admin returns by hand."""
-    assert payment.stripe_invoice is not None, "a payment is of a top-up or of an invoice"
-    content, result = col(PaymentOperation.content), col(PaymentOperation.result)
-    cents = content["amount_cents"].as_integer() - func.coalesce(result["by_hand_cents"].as_integer(), 0)
-    total = session.exec(
-        select(func.coalesce(func.sum(cents), 0)).where(
-            PaymentOperation.tenant_id == payment.tenant_id,
-            PaymentOperation.kind == "push_credit_note",
-            content["to"].as_string() == "refund",
-            content["invoice_id"].as_string().in_(invoices_at(session, payment.stripe_invoice)),
-        )
-    ).one()
-    return int(total)
+def _noted_cents(session: Session, tenant_id: str, invoices: list[str]) -> int:
+    """What credit notes refund of these invoices, without what an admin returns by hand."""
+    noted = select(func.coalesce(func.sum(CreditNote.refund_cents), 0)).where(col(CreditNote.invoice_id).in_(invoices))
+    by_hand = select(func.coalesce(func.sum(col(PaymentOperation.result)["by_hand_cents"].as_integer()), 0)).where(
+        PaymentOperation.tenant_id == tenant_id,
+        PaymentOperation.kind == "refund",
+        col(PaymentOperation.content)["invoice_id"].as_string().in_(invoices),
+    )
+    return int(session.exec(noted).one()) - int(session.exec(by_hand).one())
 
 
 def _gone_cents(session: Session, payment_intent: str) -> int:
@@ -181,7 +203,7 @@ def _gone_cents(session: Session, payment_intent: str) -> int:
 
 
 def _hold(session: Session, payment: ReceivedPayment) -> None:
-    serialize_decision(session, f"what goes back of {payment.stripe_invoice or payment.payment_intent}")
+    serialize_decision(session, f"what goes back of {payment.tenant_id}")
 
 
 def _write(
@@ -195,3 +217,22 @@ def _write(
 def _is_new(session: Session, stripe_object: str) -> bool:
     """Whether nothing is booked for it. The caller holds the decision about its payment."""
     return session.get(ReturnedPayment, stripe_object) is None
+
+
+def _charge_of(session: Session, payment: ReceivedPayment) -> PaymentCharge:
+    charge = session.get(PaymentCharge, payment.charge_id)
+    assert charge is not None, "a payment is of a charge"
+    return charge
+
+
+def _write_off(session: Session, cents: int) -> str:
+    """Book money that Stripe took as bad debt; below 0, money that came back. Returns the transfer."""
+    return _post(session, "write_off" if cents > 0 else "recovery", AccountRef("bad_debt"), cents_to_nanos(cents))
+
+
+def _post(session: Session, kind: TransferKind, account: AccountRef, nanos: int) -> str:
+    """Move money between an account and the platform's cash: above 0, out of it."""
+    legs = (Leg(account, nanos), Leg(AccountRef("cash"), -nanos))
+    posting = Posting(transfer_id=new_id("tr"), kind=kind, legs=legs)
+    ledger.post(session, posting)
+    return posting.transfer_id

@@ -10,29 +10,27 @@ from datetime import timedelta
 import structlog
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlmodel import Session
 
 from billing.payments import metrics
-from billing.payments.books import Books
-from billing.payments.collecting import Collector
+from billing.payments.calls import Call
+from billing.payments.charging import Charging
+from billing.payments.models import PaymentOperation
 from billing.payments.operations import (
     ChargeTopUp,
+    CollectInvoice,
     CreateCustomer,
-    DeductPayment,
-    EndInvoice,
+    OpenInvoicePage,
     OpenPortal,
     OpenSetupPage,
     OpenTopUpPage,
-    PayInvoice,
-    PushCreditNote,
-    PushInvoice,
-    RefundTopUp,
+    Refund,
     kind_of,
 )
-from billing.payments.outcomes import Outcome, QueueStops
-from billing.payments.pages import Pages, top_up_ended
-from billing.payments.queue import Claim, LeaseLost, PaymentQueues
-from billing.payments.returning import Returner
-from billing.payments.steps import Steps
+from billing.payments.pages import Pages
+from billing.payments.queue import Claim, LeaseLost, Outcome, PaymentQueues, QueueStops
+from billing.payments.refunding import Refunder
+from billing.payments.settlement import end_charge_of
 from billing.stripe_client import StripeAccount
 from billing.stripe_errors import (
     StripeAccessDenied,
@@ -52,11 +50,11 @@ _log = structlog.get_logger()
 class Performer:
     """Performs one claimed operation and records how it ended."""
 
-    def __init__(self, account: StripeAccount, queues: PaymentQueues, books: Books) -> None:
+    def __init__(self, account: StripeAccount, queues: PaymentQueues) -> None:
         self._queues = queues
-        self._collector = Collector(account, queues, books)
-        self._returner = Returner(account, queues, books, self._collector)
-        self._pages = Pages(account, books)
+        self._charging = Charging(account, queues)
+        self._refunder = Refunder(account, queues)
+        self._pages = Pages(account)
 
     def run(self, claim: Claim) -> str:
         """Perform the operation. Returns how the attempt ended, as in the metric."""
@@ -71,8 +69,8 @@ class Performer:
     def _attempt(self, claim: Claim) -> str:
         queues = self._queues
         try:
-            outcome = self._perform(claim, Steps(queues, claim))
-            queues.finish(claim, result=outcome.result, effect=outcome.effect, failure=outcome.failure)
+            outcome = self._perform(claim, Call(queues, claim))
+            queues.finish(claim, outcome)
         except QueueStops as stops:
             queues.stop(claim, stops.kind, stops.reason)
             return "stopped"
@@ -81,8 +79,7 @@ class Performer:
             return "postponed"
         except AppError as failure:  # Stripe's refusals and inconclusive look-ups, and what the books do not accept
             if claim.operation.fails_alone and isinstance(failure, StripeRefused | StripeObjectNotFound):
-                effect = top_up_ended(claim.operation, failure.message)
-                queues.finish(claim, result={"code": failure.code}, effect=effect, failure=failure.message)
+                queues.finish(claim, _refused(claim, failure))
                 return "failed"
             queues.stop(claim, failure.code, failure.message)
             return "stopped"
@@ -94,36 +91,41 @@ class Performer:
             return "stopped"
         return "done" if outcome.failure is None else "failed"
 
-    def _perform(self, claim: Claim, steps: Steps) -> Outcome:  # noqa: PLR0911 - one line for each operation
+    def _perform(self, claim: Claim, call: Call) -> Outcome:  # noqa: PLR0911 - one line for each operation
         match claim.operation:
             case CreateCustomer() as create:
-                return self._pages.create_customer(steps, create)
+                return self._pages.create_customer(call, create)
             case OpenSetupPage() as page:
-                return self._pages.open_setup(claim, steps, page)
+                return self._pages.open_setup(claim, call, page)
             case OpenPortal() as page:
                 return self._pages.open_portal(claim, page)
             case OpenTopUpPage() as page:
-                return self._pages.open_top_up(claim, steps, page)
-            case ChargeTopUp() as charge:
-                return self._pages.charge_top_up(claim, steps, charge)
-            case PushInvoice() as push:
-                return self._collector.push(claim, steps, push)
-            case PayInvoice() as pay:
-                return self._collector.pay(claim, steps, pay)
-            case EndInvoice() as end:
-                return self._collector.end(claim, steps, end)
-            case DeductPayment() as paid:
-                return self._collector.deduct(claim, steps, paid)
-            case PushCreditNote() as note:
-                return self._returner.credit(claim, steps, note)
-            case RefundTopUp() as refund:
-                return self._returner.refund_top_up(steps, refund)
+                return self._charging.open_top_up_page(claim, call, page)
+            case OpenInvoicePage() as page:
+                return self._charging.open_invoice_page(claim, call, page)
+            case ChargeTopUp() as top_up:
+                return self._charging.charge_top_up(claim, call, top_up)
+            case CollectInvoice() as collect:
+                return self._charging.collect(claim, call, collect)
+            case Refund() as refund:
+                return self._refunder.refund(claim, call, refund)
 
     def _pause(self, claim: Claim, failure: StripeFailure) -> timedelta:
         settings = self._queues.settings
         doubled = settings.payments_retry_first_ms * 2 ** min(claim.attempts - 1, 20)
         pause = timedelta(milliseconds=min(doubled, settings.payments_retry_longest_ms))
         return max(pause, timedelta(seconds=int(failure.retry_after_s or 0)))
+
+
+def _refused(claim: Claim, failure: AppError) -> Outcome:
+    """The end of an operation that Stripe refuses, and of its charge."""
+
+    def effect(session: Session) -> None:
+        row = session.get(PaymentOperation, claim.operation_id)
+        assert row is not None, "claimed"
+        end_charge_of(session, row, failure.message)
+
+    return Outcome(result={"code": failure.code}, effect=effect, failure=failure.message)
 
 
 class PaymentRunner:
@@ -160,7 +162,7 @@ class PaymentRunner:
             try:
                 if self.run_once() is not None:
                     continue
-            except _OUTAGES as error:  # the lease ends, and the operation goes on at its first unfinished step
+            except _OUTAGES as error:  # the lease ends, and the operation goes on with the same key
                 _log.warning("payments wait for postgres", cause=str(getattr(error, "orig", error))[:500])
                 pause_s = _PAUSE_AFTER_ERROR_S
             except Exception:  # noqa: BLE001 - the thread survives every defect; the operation keeps its lease

@@ -29,6 +29,12 @@ class WebhookSettings(Fragment):
 class PaymentSettings(Fragment):
     """How the billing worker calls Stripe and when it asks for help."""
 
+    control_public_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s/?#]+(/[^\s?#]*[^\s/?#])?$",
+        description="Address of the control plane as tenants reach it, such as https://api.example.com. Mails about "
+        "unpaid invoices lead to it. Required where TENORA_STRIPE_API_KEY is set.",
+    )
     payments_threads: int = Field(
         default=4, ge=1, le=32, description="Tenants whose calls to Stripe one billing worker makes at the same time."
     )
@@ -53,7 +59,7 @@ class PaymentSettings(Fragment):
         le=86_400,
         description="An alarm is raised when Stripe has given a call no usable answer for this long.",
     )
-    payments_push_age_s_max: int = Field(
+    payments_collect_age_s_max: int = Field(
         default=604_800,
         ge=3_600,
         le=31_536_000,

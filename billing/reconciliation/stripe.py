@@ -56,13 +56,13 @@ WHERE coalesce(r.amount_cents, 0) <> coalesce(b.cents, 0) ORDER BY payment_inten
 _RETURNED_CREDIT: Final = sa.text("""
 WITH returned AS (
     SELECT p.payment_intent, p.tenant_id, coalesce(sum(r.amount_cents - r.booked_cents), 0) AS cents
-    FROM received_payments p LEFT JOIN returned_payments r USING (payment_intent)
-    WHERE p.top_up_id IS NOT NULL GROUP BY 1, 2
+    FROM received_payments p JOIN charges c ON c.id = p.charge_id AND c.invoice_id IS NULL
+    LEFT JOIN returned_payments r USING (payment_intent) GROUP BY 1, 2
 ), waiting AS (
     SELECT content ->> 'payment_intent' AS payment_intent, sum(CASE state
         WHEN 'done' THEN coalesce((result ->> 'by_hand_cents')::bigint, 0)
         ELSE (content ->> 'amount_cents')::bigint END) AS cents
-    FROM payment_operations WHERE kind = 'refund_top_up' GROUP BY 1
+    FROM payment_operations WHERE kind = 'refund' AND content ->> 'payment_intent' IS NOT NULL GROUP BY 1
 ), taken AS (
     SELECT split_part(l.reference, ':', 2) AS payment_intent, -sum(e.amount_nanos) / :cent AS cents
     FROM credit_lots l JOIN credit_entries e ON e.lot_id = l.id AND e.kind IN ('refund', 'void')
@@ -84,14 +84,11 @@ _RETURNED_OF_INVOICES: Final = sa.text("""
 WITH returned AS (
     SELECT p.tenant_id, sum(r.amount_cents - r.booked_cents) AS cents
     FROM returned_payments r JOIN received_payments p USING (payment_intent)
-    WHERE p.stripe_invoice IS NOT NULL GROUP BY 1
+    JOIN charges c ON c.id = p.charge_id AND c.invoice_id IS NOT NULL GROUP BY 1
 ), noted AS (
-    SELECT n.tenant_id, sum(n.refund_cents) FILTER (WHERE o.id IS NOT NULL) AS most, sum(
-        CASE o.state WHEN 'done' THEN n.refund_cents - coalesce((o.result ->> 'by_hand_cents')::bigint, 0) ELSE 0 END
-    ) AS least
-    FROM credit_notes n LEFT JOIN payment_operations o
-        ON o.tenant_id = n.tenant_id AND o.dedupe_key = 'note:' || n.id || '\\:refund'
-    WHERE n.refund_cents > 0 GROUP BY 1
+    SELECT tenant_id, sum((result ->> 'settled_cents')::bigint) FILTER (WHERE state = 'done') AS least,
+        sum((content ->> 'amount_cents')::bigint) FILTER (WHERE (content ->> 'part')::int = 1) AS most
+    FROM payment_operations WHERE kind = 'refund' AND content ->> 'invoice_id' IS NOT NULL GROUP BY 1
 ), compared AS (
     SELECT tenant_id, coalesce(r.cents, 0) AS expected,
         greatest(coalesce(n.least, 0), least(coalesce(r.cents, 0), coalesce(n.most, 0))) AS found

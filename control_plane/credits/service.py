@@ -8,7 +8,7 @@ from billing.credits import balance, lots
 from billing.credits.views import CreditEntryView, LotView
 from billing.limits import terms
 from billing.payments.operations import bought_with
-from billing.payments.tenora_books import refund_bought
+from billing.payments.returned_payments import refund_bought
 from control_plane.audit import service as audit
 from control_plane.credits.schemas import NewCredit, OwnCredit
 from control_plane.paging import Page, decode_cursor, encode_cursor

@@ -4,10 +4,11 @@ webhooks of Stripe.
 
 from typing import Annotated, Any
 
-from litestar import Controller, Response, get, post, put
+from litestar import Controller, MediaType, Response, get, post, put
 from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter
+from litestar.status_codes import HTTP_202_ACCEPTED
 from sqlalchemy import Engine
 
 from billing.payments import queries
@@ -25,9 +26,10 @@ from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit, decode_cursor
 from control_plane.payments import service
 from control_plane.payments.schemas import EventReceived, NewPaymentQueue, NewPortal, NewSetup, NewTopUp, QueueDecision
-from control_plane.payments.service import PaymentAccess
+from control_plane.payments.service import PaymentAccess, PayPage
 from core.db import unit_of_work
 
+_PAGE_AGAIN_S = 3
 _READ = {"scope": "billing:read", "while_suspended": True}
 _WRITE = {"scope": "billing:write", "while_suspended": True}  # a suspended tenant must be able to pay
 
@@ -217,6 +219,27 @@ class AdminPayments(Controller):
         return idempotent.run(
             lambda session: service.handle_again(session, event_id, actor=principal.key_id), status_code=200
         )
+
+
+@get("/pay/{token:str}", sync_to_thread=True, include_in_schema=False)
+def pay_invoice(
+    token: FromPath[str],
+    engine: NamedDependency[Engine],
+    payment_access: NamedDependency[PaymentAccess],
+    left: Annotated[bool, QueryParameter(description="Whether the owner comes back without having paid.")] = False,
+) -> Response[str]:
+    """Lead the owner of an unpaid invoice to a page of Stripe's over what is due now. The address is the secret."""
+    shown = (
+        PayPage(200, "The invoice is not paid yet. You can pay it at this address, without what follows the ?.")
+        if left
+        else service.pay_page(engine, payment_access, token)
+    )
+    headers = {"cache-control": "no-store", "referrer-policy": "no-referrer"}
+    if shown.url is not None:
+        headers["location"] = shown.url
+    elif shown.status == HTTP_202_ACCEPTED:
+        headers["refresh"] = str(_PAGE_AGAIN_S)
+    return Response(shown.text, status_code=shown.status, media_type=MediaType.TEXT, headers=headers)
 
 
 def stripe_webhook(body_bytes_max: int) -> HTTPRouteHandler:

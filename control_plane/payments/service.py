@@ -3,7 +3,7 @@ pages, writes audit rows, and applies suspensions that dunning asks for.
 """
 
 import time
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from sqlalchemy import Engine
@@ -98,6 +98,42 @@ def open_page(
         session, actor=actor, action="payment_page.opened", target=page_id, tenant_id=tenant_id, details=details
     )
     return queries.get_page(session, tenant_id=tenant_id, page_id=page_id, simulated=access.simulated)
+
+
+class PayPage(NamedTuple):
+    """What the address of an unpaid invoice shows: a page of Stripe's at ``url``, or a sentence."""
+
+    status: int
+    text: str = ""
+    url: str | None = None
+
+
+def pay_page(engine: Engine, access: PaymentAccess, token: str) -> PayPage:
+    """Open a page of Stripe's over what is due of an invoice now, for its owner, whom the token lets in. Raises
+    Conflict where Stripe is not set up.
+    """
+    access.require()
+    with unit_of_work(engine) as session:
+        invoice = queries.invoice_to_pay(session, token)
+        if invoice is None:
+            return PayPage(404, "This address belongs to no invoice. Use the whole address of the mail.")
+        if invoice.status not in ("open", "uncollectible"):
+            return PayPage(200, f"Nothing is due of invoice {invoice.number}.")
+        page_id = outbox.page_of_invoice(session, invoice.tenant_id, invoice.id)
+    page = access.wait_for_page(engine, tenant_id=invoice.tenant_id, page_id=page_id)
+    if page.url is not None:
+        return PayPage(303, url=page.url)
+    if page.state == "pending":
+        return PayPage(202, f"The payment of invoice {invoice.number} is being prepared. This page tries again.")
+    with unit_of_work(engine) as session:
+        after = queries.invoice_to_pay(session, token)
+    if after is None or not after.amount_due_cents:
+        return PayPage(200, f"Nothing is due of invoice {invoice.number}.")
+    return PayPage(
+        200,
+        f"Invoice {invoice.number} cannot be paid here now: {page.failure}. An amount that is too small to be charged "
+        "is part of the next payment.",
+    )
 
 
 def open_on_test_clock(

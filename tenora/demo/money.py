@@ -192,8 +192,8 @@ class _Money:
 
     def _tried(self, payer: Payer, times: int) -> bool:
         listed = self._admin.get(f"/api/v1/admin/payments/queues/{payer.id}/operations")["data"]
-        done = [each for each in listed if each["kind"] in ("push_invoice", "pay_invoice") and each["state"] == "done"]
-        return len(done) >= times
+        tried = [each for each in listed if each["kind"] == "collect_invoice" and each["state"] != "pending"]
+        return len(tried) >= times
 
     def _standing(self, payer: Payer) -> str | None:
         listed = self._admin.get("/api/v1/admin/payments/queues")["data"]

@@ -115,7 +115,7 @@ EXAMPLES: Final = {
     "special_token": "The messages contain <|im_end|>, which is a special token of this model; remove it.",
     "store_timeout": "another process is still downloading sha256:9f2c",
     "stripe_event_not_retryable": "The event is stored. Only ignored and failed events are handled again.",
-    "stripe_keys_used_up": "invoice: 3 keys were used and the object does not exist",
+    "stripe_keys_used_up": "pop_01J9ZK: 3 keys were used without an effect",
     "tensor_missing": "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight is missing; save the adapter "
     "again",
     "tensor_name_invalid": "has a tensor named \"a/b\"; names are letters, digits, '_', '-' and '.', at most 256 "

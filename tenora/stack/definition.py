@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from billing.payments.settings import PaymentSettings
 from billing.stripe_settings import StripeSettings
 from control_plane import database_roles
 from core import redis_acl, redis_keys
@@ -148,11 +149,12 @@ class Stack:
 
     def _stripe(self) -> dict[str, str]:
         """Leads to the simulator unless the operator set a key of Stripe's. Its mode is for the web process, which gets
-        no key.
+        no key. Owners of unpaid invoices are led to the operator's address of the control plane.
         """
+        public = {"TENORA_CONTROL_PUBLIC_URL": PaymentSettings().control_public_url or self.addresses.control_url}
         if self._simulates_stripe:
-            return {"TENORA_STRIPE_API_BASE": self.addresses.stripe_simulator_url}
-        return {"TENORA_STRIPE_MODE": StripeSettings().mode}
+            return public | {"TENORA_STRIPE_API_BASE": self.addresses.stripe_simulator_url}
+        return public | {"TENORA_STRIPE_MODE": StripeSettings().mode}
 
     def _stripe_secrets(self) -> dict[str, str]:
         """The simulator accepts any test key. The operator's own secrets are inherited."""

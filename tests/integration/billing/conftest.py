@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from billing.invoices import closing, queries
 from billing.ledger import AccountRef, balance_nanos
 from billing.metering import Meter
-from billing.payments.tenora_books import TenoraBooks
 from billing.prices import price_book
 from billing.prices.card import PriceCard
 from billing.reconciliation import audit
@@ -172,5 +171,5 @@ def collecting_simulator(tmp_path_factory) -> Iterator[RunningSimulator]:
 
 @pytest.fixture
 def collected(stage, collecting_simulator) -> Iterator[Collected]:
-    yield Collected(stage, PaymentStage(stage.engine, collecting_simulator, TenoraBooks()))
+    yield Collected(stage, PaymentStage(stage.engine, collecting_simulator))
     collecting_simulator.control("DELETE", "faults")

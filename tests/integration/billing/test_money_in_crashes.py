@@ -13,7 +13,6 @@ import pytest
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.payments.tenora_books import TenoraBooks
 from billing.reconciliation.stripe import check_stripe
 from billing.settings import BillingSettings
 from billing.worker import connect_redis
@@ -61,6 +60,7 @@ class Platform:
             "TENORA_STRIPE_API_KEY": TEST_KEY,
             "TENORA_STRIPE_CONNECT_TIMEOUT_S": "1",
             "TENORA_STRIPE_READ_TIMEOUT_S": "5",
+            "TENORA_CONTROL_PUBLIC_URL": "https://api.example.com",
             "TENORA_PAYMENTS_LEASE_S": "7",
             "TENORA_PAYMENTS_RETRY_FIRST_MS": "10",
             "TENORA_PAYMENTS_CATCH_UP_S": "1",
@@ -155,7 +155,7 @@ def test_crashes_leave_money_whole_here_and_at_stripe(platform, redis_settings, 
     settings = BillingSettings()
     with connect_redis(redis_settings, settings) as redis:
         stage = Stage(engine, redis, settings)
-        payments = PaymentStage(engine, simulator, TenoraBooks())
+        payments = PaymentStage(engine, simulator)
         world, checks = new_world(engine), MoneyChecks(engine)
         for tenant_id in world.tenant_ids:
             payments.tenant("visa", tenant_id=tenant_id)

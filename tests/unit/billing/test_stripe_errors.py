@@ -56,7 +56,6 @@ def test_a_replayed_500_says_so():
         ("card_declined", "stolen_card", True, False),
         ("expired_card", None, True, False),
         ("authentication_required", "authentication_required", False, True),
-        ("invoice_payment_intent_requires_action", None, False, True),
     ],
 )
 def test_a_decline_says_whether_another_card_or_the_owner_is_needed(code, decline, hard, needs_owner):

@@ -8,14 +8,16 @@ import sqlalchemy as sa
 from billing.credits import lots
 from billing.limits import ceilings, terms
 from billing.limits.terms import TermsPatch
-from billing.payments.tenora_books import TenoraBooks
+from billing.payments.models import PaymentCharge, PaymentQueue
+from billing.payments.returned_payments import book_returns
+from billing.payments.settlement import settle
+from billing.stripe_objects import StripePayment, StripeRefund, WentBack
 from control_plane.database_roles import BILLING
 from core import db
 from core.db import unit_of_work
 from tests.fixtures.least_privilege import as_role
 
 DOLLAR = 1_000_000_000
-PAYMENT = "stripe:pi_1"
 
 
 @pytest.fixture
@@ -48,8 +50,15 @@ def published(stage) -> list[str]:
 
 
 def buy(worker: sa.Engine, tenant_id: str, cents: int) -> None:
+    """A payment for credit has arrived."""
     with unit_of_work(worker) as session:
-        TenoraBooks().grant_top_up(session, tenant_id=tenant_id, amount_cents=cents, reference=PAYMENT)
+        now = db.database_now(session)
+        session.add(PaymentQueue(tenant_id=tenant_id, customer_id="cus_1", created_at=now))
+        session.add(PaymentCharge(id="top_1", tenant_id=tenant_id, amount_cents=cents, on_page=True, created_at=now))
+    with unit_of_work(worker) as session:
+        paid = {"status": "succeeded", "amount_cents": cents, "received_cents": cents, "currency": "usd"}
+        payment = StripePayment(id="pi_1", our_id="top_1", customer="cus_1", payment_method="pm_1", **paid)
+        assert settle(session, payment) is None
 
 
 def test_credit_that_a_stopped_tenant_buys_raises_its_ceiling_which_waits_to_be_published(stage, worker, stopped):
@@ -63,8 +72,10 @@ def test_credit_whose_payment_goes_back_lowers_the_ceiling_which_waits_to_be_pub
     buy(worker, stopped, 2_500)
     assert published(stage) == [stopped]
     with unit_of_work(worker) as session:
-        missing = TenoraBooks().take_back_top_up(session, tenant_id=stopped, amount_cents=2_500, reference=PAYMENT)
-    assert missing == 0
+        refund = StripeRefund(
+            id="re_1", status="succeeded", amount_cents=2_500, currency="usd", payment_intent="pi_1"
+        )  # fmt: skip
+        assert book_returns(session, "pi_1", WentBack(refunds=(refund,))) is None
     assert ceiling(stage, stopped) == 3 * DOLLAR
     assert published(stage) == [stopped]
 

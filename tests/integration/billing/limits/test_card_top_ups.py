@@ -7,7 +7,6 @@ import pytest
 
 from billing.invoices.closing import close_tenant
 from billing.limits import terms
-from billing.limits.card_top_ups import CardTopUps
 from billing.limits.spending_runner import SpendingRunner
 from billing.limits.terms import TermsPatch
 from billing.limits.views import AutoTopUp
@@ -32,13 +31,11 @@ def low(stage, wallet) -> str:
 def runner(stage) -> SpendingRunner:
     """One worker, whose interval between looks has always passed."""
     close, none_active = partial(close_tenant, stage.engine), ActiveTenants()
-    return SpendingRunner(
-        stage.engine, none_active, invoice_now=close, payments=CardTopUps(), top_ups_every=timedelta()
-    )
+    return SpendingRunner(stage.engine, none_active, invoice_now=close, buys_credit=True, top_ups_every=timedelta())
 
 
 def bought(stage) -> list[tuple[str, int]]:
-    rows = stage.rows("SELECT state, amount_cents FROM top_ups ORDER BY created_at")
+    rows = stage.rows("SELECT state, amount_cents FROM charges ORDER BY created_at")
     return [(each["state"], each["amount_cents"]) for each in rows]
 
 
@@ -54,11 +51,11 @@ def test_one_payment_is_queued_and_no_second_one_while_it_is_on_its_way(stage, r
 @pytest.mark.scenario(85)
 def test_a_declined_payment_grants_nothing_and_is_repeated_a_day_later(stage, wallet, runner, low):
     runner.run_once()
-    stage.change("UPDATE top_ups SET state = 'failed'")
+    stage.change("UPDATE charges SET state = 'failed'")
     runner.run_once()
     assert bought(stage) == [("failed", 2_500)]
     assert wallet.balance(low).balance_nanos == 0
-    stage.change("UPDATE top_ups SET created_at = created_at - interval '1 day'")
+    stage.change("UPDATE charges SET created_at = created_at - interval '1 day'")
     runner.run_once()
     assert bought(stage) == [("failed", 2_500), ("pending", 2_500)]
 
@@ -66,9 +63,9 @@ def test_a_declined_payment_grants_nothing_and_is_repeated_a_day_later(stage, wa
 def test_the_months_cap_ends_it_and_the_next_month_begins_again(stage, runner, low):
     for _ in range(3):
         runner.run_once()
-        stage.change("UPDATE top_ups SET state = 'paid'")
+        stage.change("UPDATE charges SET state = 'paid'")
     assert bought(stage) == [("paid", 2_500), ("paid", 2_500)]
-    stage.change("UPDATE top_ups SET created_at = created_at - interval '32 days'")
+    stage.change("UPDATE charges SET created_at = created_at - interval '32 days'")
     runner.run_once()
     assert len(bought(stage)) == 3
 
@@ -86,9 +83,9 @@ def test_a_tenant_that_asks_for_it_below_the_floor_is_served_without_further_usa
 
 def test_without_usage_a_low_balance_is_looked_at_once_in_an_interval(stage, low):
     close = partial(close_tenant, stage.engine)
-    runner = SpendingRunner(stage.engine, ActiveTenants(), invoice_now=close, payments=CardTopUps())
+    runner = SpendingRunner(stage.engine, ActiveTenants(), invoice_now=close, buys_credit=True)
     runner.run_once()
-    stage.change("UPDATE top_ups SET state = 'paid'")
+    stage.change("UPDATE charges SET state = 'paid'")
     runner.run_once()
     assert bought(stage) == [("paid", 2_500)]
 
@@ -96,8 +93,8 @@ def test_without_usage_a_low_balance_is_looked_at_once_in_an_interval(stage, low
 @pytest.mark.scenario(86)
 def test_what_an_owner_buys_by_hand_does_not_count_and_turns_nothing_on(stage, wallet, runner, low):
     stage.change(
-        "INSERT INTO top_ups (id, tenant_id, amount_cents, state, created_at)"
-        f" VALUES ('top_by_hand', '{low}', 5000, 'pending', now())"
+        "INSERT INTO charges (id, tenant_id, covers, amount_cents, on_page, state, created_at)"
+        f" VALUES ('top_by_hand', '{low}', '{{}}', 5000, true, 'pending', now())"
     )
     runner.run_once()
     assert bought(stage) == [("pending", 5_000), ("pending", 2_500)]

@@ -1,4 +1,4 @@
-"""A stage for payments: a real Postgres, the simulator as a process, the tests' books, and a clock that tests move."""
+"""A stage for payments: the real ledger and invoices, the simulator as a process, and a clock that tests move."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -8,43 +8,47 @@ import pytest
 import sqlalchemy as sa
 from sqlmodel import Session
 
+from billing import ledger
+from billing.invoices import credit_notes
+from billing.invoices.payments import record_payment
+from billing.invoices.queries import read_invoice
+from billing.invoices.views import CreditDestination
+from billing.ledger import AccountRef
 from billing.payments import event_store, outbox
-from billing.payments.books import Books
 from billing.payments.dunning import DunningRounds
 from billing.payments.event_handling import EventHandler
-from billing.payments.operations import Operation, PushedLine, PushInvoice
+from billing.payments.operations import Operation
 from billing.payments.queue import PaymentQueues
 from billing.payments.runner import PaymentRunner, Performer
 from billing.payments.settings import PaymentSettings
 from billing.stripe_client import StripeAccount
 from core.db import database_now, unit_of_work
 from core.ids import new_id
-from tests.fixtures.payment_books import TABLES, TestBooks
+from core.money import NANOS_PER_CENT
+from tests.fixtures import small_invoices
 from tests.fixtures.stripe_simulator import RunningSimulator, running_simulator
 from tests.integration.billing.stripe.conftest import settings_of
+
+PUBLIC_URL = "https://api.example.com"
 
 
 class PaymentStage:
     """``since`` is when the stage began by Stripe's clock: events before it are another test's."""
 
-    def __init__(
-        self, engine: sa.Engine, simulator: RunningSimulator, books: Books | None = None, **changes: Any
-    ) -> None:
+    def __init__(self, engine: sa.Engine, simulator: RunningSimulator, **changes: Any) -> None:
         self.engine = engine
         self.simulator = simulator
         self.offset = timedelta()
-        self.settings = PaymentSettings(payments_retry_first_ms=10, payments_retry_longest_ms=50, **changes)
-        self.books = books or TestBooks()
+        quick = {"payments_retry_first_ms": 10, "payments_retry_longest_ms": 50}
+        self.settings = PaymentSettings(control_public_url=PUBLIC_URL, **quick, **changes)
         self.account = StripeAccount(settings_of(simulator, stripe_read_timeout_s=3))
         self.sdk = simulator.sdk()
         self.queues = PaymentQueues(engine, self.settings, self.clock)
-        self.performer = Performer(self.account, self.queues, self.books)
+        self.performer = Performer(self.account, self.queues)
         self.runner = PaymentRunner(self.queues, self.performer)
-        self.events = EventHandler(engine, self.account, self.books, self.settings, self.clock)
-        self.dunning = DunningRounds(engine, self.settings, self.books, self.clock)
+        self.events = EventHandler(engine, self.account, self.settings, self.clock)
+        self.dunning = DunningRounds(engine, self.settings, self.clock)
         self.seen: set[str] = set()
-        with engine.begin() as connection:
-            connection.execute(sa.text(TABLES))
 
     def clock(self, session: Session) -> datetime:
         return database_now(session) + self.offset
@@ -71,17 +75,9 @@ class PaymentStage:
         return saved.id
 
     def invoice(self, tenant_id: str, *cents: int) -> str:
-        """Queue the push of an invoice of ours with these lines."""
-        invoice_id = new_id("inv")
-        lines = tuple(
-            PushedLine(id=f"il_{number}", description=f"Line {number}", amount_cents=amount)
-            for number, amount in enumerate(cents)
-        )
-        self.change("INSERT INTO test_invoices VALUES (:i, :c)", i=invoice_id, c=sum(cents))
-        self.enqueue(
-            tenant_id, PushInvoice(invoice_id=invoice_id, number="TNR-000001", lines=lines, due_cents=sum(cents))
-        )
-        return invoice_id
+        """A final invoice of the tenant, whose collection is queued."""
+        with unit_of_work(self.engine) as session:
+            return small_invoices.issue(session, tenant_id, *cents).id
 
     def enqueue(self, tenant_id: str, operation: Operation) -> str | None:
         with unit_of_work(self.engine) as session:
@@ -113,15 +109,63 @@ class PaymentStage:
             pass
         return len(new)
 
-    def of(self, invoice_id: str):
-        """The invoice at Stripe; exactly one has our id."""
-        row = self.rows("SELECT tenant_id FROM pushed_invoices WHERE invoice_id = :i", i=invoice_id)[0]
-        listed = self.sdk.v1.invoices.list({"customer": self.customer(row["tenant_id"]), "limit": 100}).data
-        (found,) = [each for each in listed if getattr(each.metadata, "tenora_id", None) == invoice_id]
-        return found
+    def intents(self, tenant_id: str):
+        """The payment intents at Stripe, the oldest first."""
+        return self.sdk.v1.payment_intents.list({"customer": self.customer(tenant_id), "limit": 100}).data[::-1]
+
+    def charged(self, tenant_id: str) -> list[int]:
+        """What the cards were charged, the oldest first, without what was refunded."""
+        charges = self.sdk.v1.charges.list({"customer": self.customer(tenant_id), "limit": 100}).data
+        return [each.amount - each.amount_refunded for each in reversed(charges) if each.paid]
+
+    def attempts(self, invoice_id: str) -> int:
+        return self.value("SELECT count(*) FROM charges WHERE invoice_id = :i AND NOT on_page", i=invoice_id)
+
+    def read(self, invoice_id: str):
+        with unit_of_work(self.engine) as session:
+            return read_invoice(session, invoice_id)
 
     def due(self, invoice_id: str) -> int:
-        return self.value("SELECT due_cents FROM test_invoices WHERE invoice_id = :i", i=invoice_id)
+        return self.read(invoice_id).amount_due_cents
+
+    def pay_by_hand(self, invoice_id: str, cents: int, reference: str | None = None) -> None:
+        with unit_of_work(self.engine) as session:
+            record_payment(
+                session,
+                invoice_id=invoice_id,
+                amount_cents=cents,
+                source="manual",
+                reference=reference or new_id("tr"),
+            )
+
+    def credit(self, invoice_id: str, cents: int, *, to: CreditDestination = "refund") -> None:
+        with unit_of_work(self.engine) as session:
+            credit_notes.issue_credit_note(session, invoice_id=invoice_id, to=to, reason="Outage", amount_cents=cents)
+
+    def balance(self, kind: str, tenant_id: str | None = None) -> int:
+        """Of an account, in cents."""
+        with unit_of_work(self.engine) as session:
+            return ledger.balance_nanos(session, AccountRef(kind, tenant_id)) // NANOS_PER_CENT
+
+    def bought(self, tenant_id: str) -> list[int]:
+        """The cents of credit that payments bought."""
+        rows = self.rows(
+            "SELECT amount_nanos / 10000000 AS cents FROM credit_lots WHERE tenant_id = :t ORDER BY reference",
+            t=tenant_id,
+        )
+        return [row["cents"] for row in rows]
+
+    def open_page(self, invoice_id: str) -> dict[str, Any]:
+        """The page on which the owner pays, as the address of the unpaid invoice opens it."""
+        with unit_of_work(self.engine) as session:
+            tenant_id = read_invoice(session, invoice_id).tenant_id
+            operation = outbox.page_of_invoice(session, tenant_id, invoice_id)
+        self.work()
+        return self.value("SELECT result FROM payment_operations WHERE id = :i", i=operation)
+
+    def pay_page(self, page: str, card: str = "4242424242424242") -> None:
+        """The owner enters a card on a page."""
+        self.simulator.control("POST", f"checkout/{page}", {"card": card})
 
     def case(self, invoice_id: str):
         found = self.rows("SELECT * FROM dunning_cases WHERE invoice_id = :i", i=invoice_id)

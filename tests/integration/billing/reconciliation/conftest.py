@@ -8,7 +8,7 @@ import pytest
 
 from billing.credits import lots
 from billing.payments.operations import ChargeTopUp, bought_with
-from billing.payments.tenora_books import refund_bought
+from billing.payments.returned_payments import refund_bought
 from billing.reconciliation import runs
 from billing.reconciliation.engine_usage import store_reports
 from core import clock, redis_keys
@@ -95,7 +95,7 @@ class Cash:
         return self.collected.balance("cash") // NANOS_PER_CENT
 
     def top_up(self, tenant: str, cents: int = 2_500):
-        self.payments.enqueue(tenant, ChargeTopUp(top_up_id=new_id("top"), amount_cents=cents))
+        self.payments.enqueue(tenant, ChargeTopUp(charge_id=new_id("top"), amount_cents=cents))
         self.handle()
         with unit_of_work(self.stage.engine) as session:
             return lots.page_of_lots(session, tenant, after=None, limit=1)[0]

@@ -131,11 +131,11 @@ def test_a_refund_that_was_made_and_then_cancelled_is_recorded_by_its_event(cash
     ("change", "named"),
     [
         (
-            "UPDATE received_payments SET amount_cents = amount_cents + 1 WHERE top_up_id IS NOT NULL",
+            "UPDATE received_payments SET amount_cents = amount_cents + 1 WHERE amount_cents = 2500",
             [("received and booked", "cent", 1)],
         ),
         (
-            "UPDATE received_payments SET amount_cents = amount_cents - 1 WHERE stripe_invoice IS NOT NULL",
+            "UPDATE received_payments SET amount_cents = amount_cents - 1 WHERE amount_cents = 600",
             [("received and booked", "cent", -1)],
         ),
         ("UPDATE returned_payments SET amount_cents = amount_cents + 1 WHERE amount_cents = 700",

@@ -237,8 +237,13 @@ def test_money_that_arrived_at_stripe_and_is_not_booked_is_found(ledger, reconci
     (invoice,) = ledger.rows("SELECT * FROM invoices")
     arrived = {"t": invoice["tenant_id"], "c": invoice["total_cents"] + 7}
     ledger.change(
-        "INSERT INTO received_payments (payment_intent, tenant_id, stripe_invoice, amount_cents, created_at)"
-        " VALUES ('pi_1', :t, 'in_1', :c, now())",
+        "INSERT INTO charges (id, tenant_id, invoice_id, covers, amount_cents, on_page, state, created_at)"
+        " VALUES ('chg_1', :t, :i, jsonb_build_object(CAST(:i AS text), :c), :c, false, 'paid', now())",
+        **arrived, i=invoice["id"],
+    )  # fmt: skip
+    ledger.change(
+        "INSERT INTO received_payments (payment_intent, tenant_id, charge_id, amount_cents, created_at)"
+        " VALUES ('pi_1', :t, 'chg_1', :c, now())",
         **arrived,
     )
     assert found(reconciled) == [("stripe", "pi_1: received and booked", "cent", invoice["total_cents"] + 7)]

@@ -26,7 +26,7 @@ def lot(cash):
 
 def top_up(cash, card: str):
     tenant = cash.payments.tenant(card, tenant_id=cash.stage.tenant())
-    cash.payments.enqueue(tenant, ChargeTopUp(top_up_id=new_id("top"), amount_cents=2_500))
+    cash.payments.enqueue(tenant, ChargeTopUp(charge_id=new_id("top"), amount_cents=2_500))
     run(cash)
     with unit_of_work(cash.stage.engine) as session:
         return lots.page_of_lots(session, tenant, after=None, limit=1)[0]

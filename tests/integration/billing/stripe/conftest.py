@@ -11,6 +11,7 @@ import stripe
 from pydantic import SecretStr
 
 from billing.stripe_client import StripeAccount
+from billing.stripe_objects import StripePayment
 from billing.stripe_settings import StripeSettings
 from tests.fixtures.stripe_simulator import TEST_KEY, RunningSimulator, running_simulator, shapes_checked
 
@@ -38,18 +39,15 @@ class StripeStage:
             self.account.update_customer(made.id, default_payment_method=saved.id, key=self.key())
         return made.id
 
-    def open_invoice(self, customer: str, *amounts: int):
-        draft = self.account.create_invoice(
-            customer, our_id=self.our_id(), currency="usd", description="November", key=self.key()
-        )
-        for amount in amounts:
-            self.account.add_line(
-                draft, our_id=self.our_id(), amount_cents=amount, description="Output tokens", key=self.key()
-            )
-        return self.account.finalize_invoice(draft.id, key=self.key())
-
-    def paid_invoice(self, *amounts: int):
-        return self.account.pay_invoice(self.open_invoice(self.customer(), *amounts).id, key=self.key())
+    def charge(
+        self, customer: str, *, cents: int = 2_500, our_id: str | None = None, key: str | None = None,
+        account: StripeAccount | None = None,
+    ) -> StripePayment:  # fmt: skip
+        """Charge the customer's card without its owner."""
+        (card,) = self.account.cards(customer)
+        names = {"our_id": our_id or self.our_id(), "key": key or self.key(), "description": "November"}
+        charged = account or self.account
+        return charged.charge_saved_card(customer, card.id, amount_cents=cents, currency="usd", **names)
 
     def just_now(self) -> dict[str, datetime]:
         """The time of creation of what this test made."""

@@ -10,7 +10,6 @@ import pytest
 
 from billing.credits import lots
 from billing.payments import standings
-from billing.payments.operations import EndInvoice
 from control_plane.dependencies import handlers_of_changes
 from control_plane.payments.service import StandingChanges
 from control_plane.settings import WebSettings
@@ -37,13 +36,13 @@ def working(stage: PaymentStage) -> Iterator[None]:
         stage.runner.stop(5)
 
 
-def body_of(event_type: str = "invoice.paid", **changes) -> str:
+def body_of(event_type: str = "payment_intent.succeeded", **changes) -> str:
     event = {
         "id": f"evt_{new_id('req')}",
         "object": "event",
         "api_version": "2026-10-28.endive",
         "created": int(time.time()),
-        "data": {"object": {"id": "in_1", "object": "invoice", "customer": "cus_1"}},
+        "data": {"object": {"id": "pi_1", "object": "payment_intent", "customer": "cus_1"}},
         "livemode": False,
         "pending_webhooks": 1,
         "request": None,
@@ -95,7 +94,7 @@ def test_a_webhook_without_a_signature_or_with_one_changed_byte_is_refused(api, 
     assert (unsigned.status_code, unsigned.json()["code"]) == (400, "stripe_signature_invalid")
     body = body_of()
     signature = signature_header(body, [SECRET], int(time.time()))
-    assert post(api, body.replace("in_1", "in_2"), header=signature).status_code == 400
+    assert post(api, body.replace("pi_1", "pi_2"), header=signature).status_code == 400
     assert stage.value("SELECT count(*) FROM stripe_events") == 0
 
 
@@ -185,7 +184,7 @@ def test_a_top_up_asked_for_twice_with_one_key_is_one(api, stage):
     assert [answer.status_code for answer in answers] == [202, 202]  # no worker opens the page here
     assert answers[0].json() == answers[1].json()
     assert answers[1].headers["idempotent-replayed"] == "true"
-    assert stage.value("SELECT count(*) FROM top_ups") == 1
+    assert stage.value("SELECT count(*) FROM charges") == 1
 
 
 @pytest.mark.parametrize(
@@ -217,7 +216,7 @@ def test_credit_that_was_bought_at_stripe_is_refunded_there_and_not_voided(api, 
     assert (void.status_code, void.json()["code"]) == (409, "credit_lot_bought")
     too_much = api.admin.post(f"{path}/refund", json={"amount_nanos": cents_to_nanos(2_501)})
     assert (too_much.status_code, too_much.json()["code"]) == (422, "refund_exceeds_unspent")
-    queued = "SELECT content - 'refund_id' AS content FROM payment_operations WHERE kind = 'refund_top_up'"
+    queued = "SELECT content - 'refund_id' AS content FROM payment_operations WHERE kind = 'refund'"
     assert stage.rows(queued) == []
     for _ in range(2):
         back = api.admin.post(
@@ -225,8 +224,54 @@ def test_credit_that_was_bought_at_stripe_is_refunded_there_and_not_voided(api, 
         )
         assert back.json()["balance_nanos"] == cents_to_nanos(1_500)
     assert [row["content"] for row in stage.rows(queued)] == [
-        {"kind": "refund_top_up", "payment_intent": "pi_1", "amount_cents": 1_000}
+        {"kind": "refund", "payment_intent": "pi_1", "amount_cents": 1_000, "invoice_id": None, "part": 1}
     ]
+
+
+def unpaid(stage) -> tuple[str, str]:
+    """An invoice of $40.00 whose payment failed, and the address at which its owner pays."""
+    tenant = stage.tenant(card=None)
+    invoice = stage.invoice(tenant, 4_000)
+    assert stage.work() == ["failed"]
+    return invoice, f"/pay/{stage.case(invoice)['pay_token']}"
+
+
+def shown(api: Api, address: str, status: int):
+    """The answer at an address, once it has this status."""
+
+    def ask():
+        answer = api.anyone.get(address, follow_redirects=False)
+        return answer if answer.status_code == status else None
+
+    return wait_until(ask, what=f"the answer {status}")
+
+
+def test_the_address_of_an_unpaid_invoice_leads_to_a_page_over_what_is_due_until_it_is_paid(api, stage):
+    invoice, address = unpaid(stage)
+    stage.pay_by_hand(invoice, 1_000)
+    with working(stage):
+        opened = shown(api, address, 303)
+        assert opened.headers["cache-control"] == "no-store"
+        page = stage.value("SELECT page FROM charges WHERE on_page")
+        assert opened.headers["location"] == stage.account.page(page).url
+        assert stage.account.page(page).amount_cents == 3_000
+        stage.pay_page(page)  # Stripe leads back here, before its event came
+        assert shown(api, address, 200).text == f"Nothing is due of invoice {stage.read(invoice).number}."
+    assert stage.due(invoice) == 0
+
+
+def test_the_address_of_an_unpaid_invoice_says_why_there_is_no_page(api, stage):
+    invoice, address = unpaid(stage)
+    waits = api.anyone.get(address)  # no worker opens the page here
+    assert (waits.status_code, waits.headers["refresh"]) == (202, "3")
+    assert api.anyone.get(address).status_code == 202
+    assert stage.value("SELECT count(*) FROM payment_operations WHERE kind = 'open_invoice_page'") == 1
+    assert "not paid yet" in api.anyone.get(f"{address}?left=true").text
+    stage.pay_by_hand(invoice, 3_980)
+    with working(stage):
+        assert "too small to be charged" in shown(api, address, 200).text
+    unknown = api.anyone.get("/pay/never-was")
+    assert (unknown.status_code, unknown.headers["content-type"].split(";")[0]) == (404, "text/plain")
 
 
 def test_another_tenants_page_is_not_found(api):
@@ -250,7 +295,7 @@ def test_a_tenant_is_put_on_a_test_clock_before_its_first_payment_and_not_after(
 
 def test_an_admin_sees_why_a_queue_has_stopped_and_lets_it_go_on(api, stage):
     tenant = stage.tenant()
-    invoice = stage.invoice(tenant, 700)
+    stage.invoice(tenant, 700)
     deleted = stage.customer(tenant)
     stage.sdk.v1.customers.delete(deleted)
     assert stage.work() == ["stopped"]
@@ -267,10 +312,9 @@ def test_an_admin_sees_why_a_queue_has_stopped_and_lets_it_go_on(api, stage):
     assert (again.status_code, again.json()["code"]) == (409, "payment_queue_runs")
     operations = api.admin.get(f"/api/v1/admin/payments/queues/{tenant}/operations").json()["data"]
     assert [(each["kind"], each["state"]) for each in operations] == [
-        ("push_invoice", "cancelled"),
+        ("collect_invoice", "cancelled"),
         ("create_customer", "done"),
     ]
-    assert stage.enqueue(tenant, EndInvoice(invoice_id=invoice, how="void")) is None  # nothing is collected any more
 
 
 @pytest.mark.scenario(152)

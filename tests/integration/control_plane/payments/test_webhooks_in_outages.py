@@ -19,7 +19,7 @@ from tests.fixtures.control_plane.api import control_settings, running_api
 from tests.fixtures.least_privilege import POSTGRES_ROLES
 from tests.fixtures.stripe_simulator import TEST_KEY, running_simulator
 from tests.integration.billing.payments.conftest import PaymentStage
-from tests.integration.billing.payments.test_events import credit, top_up_page
+from tests.integration.billing.payments.test_events import top_up_page
 from tests.integration.control_plane.payments.conftest import SECRET
 from tests.integration.control_plane.payments.test_payments import body_of, post
 
@@ -76,4 +76,4 @@ def test_a_webhook_that_meets_a_stopped_postgres_is_refused_and_handled_once_whe
         while stage.events.run_once():
             pass
         assert [row["state"] for row in stage.rows("SELECT state FROM stripe_events")] == ["handled"]
-        assert credit(stage, tenant) == [2_500]
+        assert stage.bought(tenant) == [2_500]
