@@ -1,30 +1,43 @@
 """The life of one request to ``/v1/…``: key, fault, parameters, idempotency, one transaction, answer.
 
-Nothing waits between reading the state and committing, so that requests take effect one after the other.
+Nothing waits between reading the state and committing, so that requests take effect one after the other. An answer is
+kept for 24 hours of the simulator's clock once execution began, a 500 included; refused parameters are not kept.
 """
 
 import asyncio
-import base64
-import binascii
-import contextlib
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import structlog
+from msgspec import Meta
 
-from tenora.stripe_simulator import faults, idempotency
-from tenora.stripe_simulator.annotations import API_VERSION
 from tenora.stripe_simulator.errors import ApiError
-from tenora.stripe_simulator.faults import Fault
-from tenora.stripe_simulator.form import read_form
-from tenora.stripe_simulator.operations import Operation
-from tenora.stripe_simulator.simulation import Object, Simulation
+from tenora.stripe_simulator.operations import OPERATIONS, find
+from tenora.stripe_simulator.parameters import Parameters, read_form, read_parameters
+from tenora.stripe_simulator.simulation import API_VERSION, Object, Simulation
 from tenora.stripe_simulator.store import SimulatorStore
 
-_KEY: Final = re.compile(r"(sk|rk)_test_[A-Za-z0-9_]{1,255}")
+_API_KEY: Final = re.compile(r"(sk|rk)_test_[A-Za-z0-9_]{1,255}")
+_KEY_LENGTH_MAX: Final = 255
+_ANSWERS_KEPT_S: Final = 24 * 3_600
+FAULTS_MAX: Final = 100
 _log = structlog.get_logger()
+
+
+class Fault(Parameters, frozen=True):
+    """The next requests that match are limited, fail or hang: ``before`` means that nothing happened, ``after`` that
+    everything did and only the answer is wrong or late.
+    """
+
+    kind: Literal["rate_limit", "error_before", "error_after", "timeout_before", "timeout_after"]
+    method: Literal["GET", "POST", "DELETE", "*"] = "POST"
+    path: Annotated[str, Meta(pattern="^/v1/")] = "/v1/"  # a prefix
+    times: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    seconds: Annotated[float, Meta(ge=0, le=300)] = 5  # how long a timeout hangs
 
 
 @dataclass(frozen=True)
@@ -46,16 +59,15 @@ class StripeAnswer:
 class StripeApi:
     """Answers requests as Stripe would."""
 
-    def __init__(self, store: SimulatorStore, operations: tuple[Operation, ...], base_url: str) -> None:
+    def __init__(self, store: SimulatorStore, base_url: str) -> None:
         self._store = store
-        self._operations = operations
         self._base_url = base_url
 
     async def answer(self, request: ApiRequest) -> StripeAnswer:
         """Never raises: what goes wrong is an answer with Stripe's error object."""
         try:
-            self._authenticate(request.headers)
-            fault = faults.next_fault(self._store, request.method, request.path)
+            _authenticate(request.headers)
+            fault = self._next_fault(request)
             if fault is not None and fault.kind == "timeout_before":
                 await asyncio.sleep(fault.seconds)
                 return _failure("simulated timeout before execution")
@@ -67,60 +79,59 @@ class StripeApi:
         answer.headers |= {"Request-Id": request.request_id, "Stripe-Version": API_VERSION}
         return answer
 
-    def _authenticate(self, headers: Mapping[str, str]) -> None:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "basic":
-            with contextlib.suppress(binascii.Error):  # what is no base64 is no key either
-                given = base64.b64decode(given).decode(errors="replace").partition(":")[0]
-        if not given:
-            raise ApiError("You did not provide an API key.", status=401)
-        if "_live_" in given[:8]:
-            raise ApiError(
-                "This is Tenora's Stripe simulator, which moves no real money, and a live key was sent to it. Use any"
-                " key that begins with sk_test_, and roll the live key: it has left your systems.",
-                status=401,
-                code="live_key_with_simulator",
-            )
-        if not _KEY.fullmatch(given):
-            raise ApiError(f"Invalid API Key provided: {given[:8]}****", status=401)
-        version = headers.get("stripe-version", API_VERSION)
-        if version != API_VERSION:
-            raise ApiError(f"The Stripe simulator implements API version {API_VERSION} only; {version[:40]} was sent.")
+    def _next_fault(self, request: ApiRequest) -> Fault | None:
+        """The oldest planned fault for this request, used up once."""
+        planned = self._store.setting("faults", [])
+        for each in planned:
+            if each["method"] in ("*", request.method) and request.path.startswith(each["path"]):
+                found = read_parameters(each, Fault)
+                each["times"] -= 1
+                self._store.set("faults", [one for one in planned if one["times"] > 0])
+                return found
+        return None
 
     def _execute(self, request: ApiRequest, fault: Fault | None) -> StripeAnswer:
-        operation, ids = self._find(request)
+        operation, ids = find(OPERATIONS, request.method, request.path)
         if fault is not None and fault.kind == "rate_limit":
             raise ApiError("Too many requests hit the API too quickly.", status=429, code="rate_limit")
-        tree, pairs = read_form(request.encoded)
+        tree = read_form(request.encoded)
         key = request.headers.get("idempotency-key") if request.method == "POST" else None
         sim = Simulation(self._store, self._base_url, request.request_id, key)
-        now = sim.now()
-        print_ = idempotency.fingerprint(request.method, request.path, pairs)
-        headers = {"Idempotency-Key": key} if key else {}
-        if key:
-            kept = idempotency.kept_answer(self._store, key, print_, request.path, now)
-            if kept is not None:
-                return StripeAnswer(*kept, {**headers, "Idempotent-Replayed": "true", "Stripe-Should-Retry": "false"})
-        values = operation.read(tree)
+        same = [request.path, *sorted(request.encoded.split("&"))]
+        print_ = hashlib.sha256("\n".join(same).encode()).hexdigest()
+        kept = None if key is None else self._kept(key, print_, sim.now())
+        if kept is not None:
+            return kept
+        values = read_parameters(tree, operation.parameters)
 
         def keep(answer: StripeAnswer) -> StripeAnswer:
-            if key:
-                idempotency.keep(self._store, key, print_, request.path, now, (answer.status, answer.body))
-                answer.headers |= headers
+            """In the transaction of the changes that the answer reports."""
+            if key is not None:
+                self._store.sql.execute(
+                    "REPLACE INTO answers (key, fingerprint, status, body, begun) VALUES (?, ?, ?, ?, ?)",
+                    (key, print_, answer.status, json.dumps(answer.body), sim.now()),
+                )
+                answer.headers["Idempotency-Key"] = key
             return answer
 
         return self._run(lambda: operation.run(sim, values, *ids), fault, keep)
 
-    def _find(self, request: ApiRequest) -> tuple[Operation, tuple[str, ...]]:
-        for operation in self._operations:
-            ids = operation.match(request.method, request.path)
-            if ids is not None:
-                return operation, ids
-        raise ApiError(
-            f"Unrecognized request URL ({request.method}: {request.path[:200]}). The Stripe simulator implements only"
-            " the calls that Tenora makes.",
-            status=404,
-        )
+    def _kept(self, key: str, print_: str, now: int) -> StripeAnswer | None:
+        """The answer that the key already has. Raises ApiError ``idempotency_error`` if the request is another one."""
+        if len(key) > _KEY_LENGTH_MAX:
+            raise ApiError(f"Idempotency keys can be up to {_KEY_LENGTH_MAX} characters.", kind="idempotency_error")
+        self._store.sql.execute("DELETE FROM answers WHERE begun <= ?", (now - _ANSWERS_KEPT_S,))
+        row = self._store.sql.execute("SELECT fingerprint, status, body FROM answers WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return None
+        if row[0] != print_:
+            raise ApiError(
+                "Keys for idempotent requests can only be used with the same parameters they were first used with. Try"
+                f" using a key other than '{key}' if you meant to execute a different request.",
+                kind="idempotency_error",
+            )
+        headers = {"Idempotency-Key": key, "Idempotent-Replayed": "true", "Stripe-Should-Retry": "false"}
+        return StripeAnswer(row[1], json.loads(row[2]), headers)
 
     def _run(
         self, work: Callable[[], Object], fault: Fault | None, keep: Callable[[StripeAnswer], StripeAnswer]
@@ -143,6 +154,24 @@ class StripeApi:
         except Exception:  # noqa: BLE001 - Stripe answers 500 and keeps it, so that is what has to be simulated
             _log.exception("operation failed")
             return keep(_failure("the simulator failed; its log says why"))
+
+
+def _authenticate(headers: Mapping[str, str]) -> None:
+    given = headers.get("authorization", "").removeprefix("Bearer ")
+    if not given:
+        raise ApiError("You did not provide an API key.", status=401)
+    if "_live_" in given[:8]:
+        raise ApiError(
+            "This is Tenora's Stripe simulator, which moves no real money, and a live key was sent to it. Use any key"
+            " that begins with sk_test_, and roll the live key: it has left your systems.",
+            status=401,
+            code="live_key_with_simulator",
+        )
+    if not _API_KEY.fullmatch(given):
+        raise ApiError(f"Invalid API Key provided: {given[:8]}****", status=401)
+    version = headers.get("stripe-version", API_VERSION)
+    if version != API_VERSION:
+        raise ApiError(f"The Stripe simulator implements API version {API_VERSION} only; {version[:40]} was sent.")
 
 
 def _failure(why: str) -> StripeAnswer:

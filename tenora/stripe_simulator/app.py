@@ -1,4 +1,4 @@
-"""Builds the simulator's HTTP server: Stripe's API, the owner's pages, and the control routes beside them."""
+"""Builds the simulator's HTTP server: Stripe's API, the owner's page, and the simulator's own operations."""
 
 import asyncio
 import contextlib
@@ -7,16 +7,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import structlog
-from litestar import Litestar, Request, Response, Router, route
+from litestar import Litestar, Request, Response, post, route
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 
-from tenora.stripe_simulator import control, pages, test_clocks, webhooks
+from tenora.stripe_simulator import checkout, page, webhooks
 from tenora.stripe_simulator.api import ApiRequest, StripeApi
+from tenora.stripe_simulator.control import CONTROLS
 from tenora.stripe_simulator.errors import ApiError
-from tenora.stripe_simulator.operations import operations
-from tenora.stripe_simulator.simulation import EVENTS_KEPT_S, Simulation
+from tenora.stripe_simulator.operations import find
+from tenora.stripe_simulator.parameters import read_parameters
+from tenora.stripe_simulator.simulation import Simulation
 from tenora.stripe_simulator.store import SimulatorStore
 from tenora.stripe_simulator.webhooks import EventDelivery
 
@@ -29,8 +32,7 @@ _LABELLED: Final = {"Tenora-Stripe-Simulator": "1"}
 @route("/v1/{path:path}", http_method=["GET", "POST", "DELETE"])
 async def call_api(request: Request[Any, Any, Any], api: StripeApi) -> Response[dict[str, Any]]:
     """Every call of Stripe's API."""
-    in_body = request.method == "POST"
-    encoded = await request.body() if in_body else request.scope["query_string"]
+    encoded = await request.body() if request.method == "POST" else request.scope["query_string"]
     answer = await api.answer(
         ApiRequest(
             method=request.method,
@@ -43,27 +45,41 @@ async def call_api(request: Request[Any, Any, Any], api: StripeApi) -> Response[
     return Response(answer.body, status_code=answer.status, headers=answer.headers)
 
 
+@route("/_simulator/{path:path}", http_method=["GET", "POST", "DELETE"])
+async def call_control(request: Request[Any, Any, Any], sim: Simulation) -> Response[dict[str, Any]]:
+    """Every operation of the simulator's own, but the one that sends."""
+    operation, ids = find(CONTROLS, request.method, request.scope["path"])
+    try:
+        body = msgspec.json.decode(await request.body() or b"{}")
+    except msgspec.DecodeError as error:
+        raise ApiError(f"the body is no JSON: {error}") from error
+    given = read_parameters(body, operation.parameters)
+    return Response(sim.run(lambda sim: operation.run(sim, given, *ids)), status_code=200)
+
+
+@post("/_simulator/delivery/send", status_code=200)
+async def send_waiting(delivery: EventDelivery) -> dict[str, int]:
+    """Post everything that waits, also while delivery is paused; the answer comes when it is posted."""
+    return {"accepted": await delivery.send_due(all_waiting=True)}
+
+
 def _refused(_: Request[Any, Any, Any], error: ApiError) -> Response[dict[str, Any]]:
     return Response(error.body, status_code=error.status, headers=_LABELLED)
 
 
-def _http_refused(_: Request[Any, Any, Any], error: HTTPException) -> Response[dict[str, Any]]:
-    body = {"error": {"type": "invalid_request_error", "message": error.detail}}
-    return Response(body, status_code=error.status_code, headers=_LABELLED)
+def _http_refused(request: Request[Any, Any, Any], error: HTTPException) -> Response[dict[str, Any]]:
+    return _refused(request, ApiError(error.detail, status=error.status_code))
 
 
 def build_app(home: Path, base_url: str, *, listener: tuple[str, str] | None = None) -> Litestar:
     """The server over one folder of state; ``listener`` is a URL for events and its secret. Raises AlreadyRunning."""
     store = SimulatorStore(home)
-    store.forget_events(before=Simulation(store, base_url).now() - EVENTS_KEPT_S)
     if listener is not None:
         webhooks.listen(store, listener[0], [listener[1]])
-    api = StripeApi(store, operations(), base_url)
+    api, delivery = StripeApi(store, base_url), EventDelivery(store)
 
     @contextlib.asynccontextmanager
-    async def in_the_background(app: Litestar) -> AsyncIterator[None]:
-        delivery = EventDelivery(store)
-        app.state.control = control.Control(store, base_url, delivery)
+    async def in_the_background(_: Litestar) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(delivery.run()), asyncio.create_task(_tick(store, base_url))]
         try:
             yield
@@ -73,15 +89,12 @@ def build_app(home: Path, base_url: str, *, listener: tuple[str, str] | None = N
             await asyncio.gather(*tasks, return_exceptions=True)
             store.close()
 
-    def control_of(request: Request[Any, Any, Any]) -> control.Control:
-        found: control.Control = request.app.state.control
-        return found
-
     return Litestar(
-        route_handlers=[call_api, *pages.ROUTES, Router("/_simulator", route_handlers=list(control.ROUTES))],
+        route_handlers=[call_api, call_control, send_waiting, page.show, page.use],
         dependencies={
             "api": Provide(lambda: api, sync_to_thread=False),
-            "control": Provide(control_of, sync_to_thread=False),
+            "delivery": Provide(lambda: delivery, sync_to_thread=False),
+            "sim": Provide(lambda: Simulation(store, base_url), sync_to_thread=False),
         },
         lifespan=[in_the_background],
         exception_handlers={ApiError: _refused, HTTPException: _http_refused},
@@ -92,11 +105,10 @@ def build_app(home: Path, base_url: str, *, listener: tuple[str, str] | None = N
 
 
 async def _tick(store: SimulatorStore, base_url: str) -> None:
-    """Let things become due as real time passes."""
+    """Let sessions expire as real time passes."""
     while True:
         try:
-            with store.transaction():
-                test_clocks.make_due(Simulation(store, base_url))
+            Simulation(store, base_url).run(checkout.expire_due)
         except Exception:  # noqa: BLE001 - one object that fails must not stop time for all others
             _log.exception("what is due could not be done")
         await asyncio.sleep(_TICK_S)

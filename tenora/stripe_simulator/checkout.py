@@ -1,172 +1,184 @@
-"""Checkout sessions in the modes payment and setup, and portal sessions. Their pages are in ``pages``."""
+"""Pages on which a card's owner acts: Checkout sessions that take a payment or save a card, and the portal.
 
-from typing import Any, Final
+What the owner sees is in ``page``.
+"""
 
-from tenora.stripe_simulator import intents, payment_methods
-from tenora.stripe_simulator.charges import Declined
-from tenora.stripe_simulator.errors import ApiError, not_simulated, require
-from tenora.stripe_simulator.resources import complete
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
+
+from tenora.stripe_simulator import cards, customers, intents
+from tenora.stripe_simulator.errors import ApiError
+from tenora.stripe_simulator.parameters import Currency, Parameters, Text, WithMetadata
 from tenora.stripe_simulator.simulation import Object, Simulation
 
 _LIFE_S: Final = 86_400
-_LIFE_MIN_S: Final = 1_800
 
 
-def create(sim: Simulation, given: dict[str, Any]) -> Object:
-    mode = given.get("mode")
-    if mode not in ("payment", "setup"):
-        raise not_simulated(f"Checkout in mode {mode}", "mode")
-    require(given, "success_url")
-    customer = given.get("customer")
-    if customer is not None:
-        sim.get("customer", customer, "customer")
-    now = sim.now(customer)
-    expires = given.get("expires_at", now + _LIFE_S)
-    if not now + _LIFE_MIN_S <= expires <= now + _LIFE_S:
+class Product(Parameters, frozen=True):
+    name: Text
+
+
+class PriceData(Parameters, frozen=True):
+    currency: Currency
+    unit_amount: Annotated[int, Meta(ge=0)]
+    product_data: Product
+
+
+class LineItem(Parameters, frozen=True):
+    price_data: PriceData
+    quantity: Annotated[int, Meta(ge=1)]
+
+
+class IntentData(WithMetadata, frozen=True, kw_only=True):
+    description: Text | None = None
+
+
+class NewSession(WithMetadata, frozen=True, kw_only=True):
+    mode: Literal["payment", "setup"]
+    customer: Text
+    success_url: Text
+    cancel_url: Text | None = None
+    currency: Currency | None = None
+    line_items: tuple[LineItem, ...] = ()
+    allowed_payment_method_types: tuple[Literal["card"], ...] = ()
+    payment_intent_data: IntentData = IntentData()
+    setup_intent_data: WithMetadata = WithMetadata()
+
+
+class NewPortalSession(Parameters, frozen=True):
+    customer: Text
+    return_url: Text | None = None
+
+
+def create(sim: Simulation, given: NewSession) -> Object:
+    sim.get("customer", given.customer, "customer")
+    payment = given.mode == "payment"
+    if payment == bool(given.currency) or payment != bool(given.line_items):
         raise ApiError(
-            "`expires_at` must be between 30 minutes and 24 hours after Checkout creation.", param="expires_at"
+            "`line_items` is required in `payment` mode, `currency` in `setup` mode; the other one is not simulated.",
+            code="parameter_missing",
+            param="line_items" if payment else "currency",
         )
-    items = _items(given, mode)
-    amount = sum(each["amount_total"] for each in items) if mode == "payment" else None
-    fields = {
-        "allow_promotion_codes": None,
+    currency, amount = given.currency, None
+    if payment:
+        currency = given.line_items[0].price_data.currency
+        amount = sum(item.quantity * item.price_data.unit_amount for item in given.line_items)
+        if amount < intents.MINIMUM_CENTS:
+            raise ApiError(
+                "The Checkout Session's total amount must convert to at least 50 cents.", code="amount_too_small"
+            )
+    setup = None if payment else intents.start_setup(sim, given.customer, given.setup_intent_data.metadata)
+    fields: dict[str, Any] = {
         "amount_subtotal": amount,
         "amount_total": amount,
         "automatic_tax": {"enabled": False},
-        "cancel_url": given.get("cancel_url"),
-        "client_reference_id": given.get("client_reference_id"),
-        "currency": items[0]["currency"] if items else given.get("currency"),
+        "cancel_url": given.cancel_url,
+        "currency": currency,
         "custom_fields": [],
         "custom_text": {},
-        "customer": customer,
-        "expires_at": expires,
-        "metadata": given.get("metadata") or {},
-        "mode": mode,
+        "customer": given.customer,
+        "expires_at": sim.now(given.customer) + _LIFE_S,
+        "metadata": given.metadata,
+        "mode": given.mode,
+        "payment_intent": None,
         "payment_method_types": ["card"],
-        "payment_status": "unpaid" if mode == "payment" else "no_payment_required",
-        "setup_intent": _setup(sim, given, customer) if mode == "setup" else None,
+        "payment_status": "unpaid" if payment else "no_payment_required",
+        "setup_intent": setup["id"] if setup else None,
         "shipping_options": [],
         "status": "open",
-        "success_url": given["success_url"],
+        "success_url": given.success_url,
         "ui_mode": "hosted_page",
     }
-    session = sim.create(
-        "checkout.session", "cs_test", fields, customer=customer,
-        items=items, intent=given.get("payment_intent_data") or {},
-    )  # fmt: skip
-    session["url"] = f"{sim.base_url}/checkout/{session['id']}"
-    return sim.save(session)
+    data = given.payment_intent_data
+    session = sim.create("checkout.session", fields, {"description": data.description, "metadata": data.metadata})
+    return sim.save(session | {"url": f"{sim.base_url}/checkout/{session['id']}"})
 
 
-def _items(given: dict[str, Any], mode: str) -> list[Object]:
-    if mode == "setup":
-        require(given, "currency")
-        if "line_items" in given:
-            raise ApiError("You can not pass `line_items` in `setup` mode.", param="line_items")
-        return []
-    if not given.get("line_items"):
-        raise ApiError("`line_items` is required in `payment` mode.", code="parameter_missing", param="line_items")
-    items = []
-    for place, each in enumerate(given["line_items"]):
-        price = each.get("price_data")
-        if price is None or "unit_amount" not in price or "product_data" not in price:
-            raise not_simulated("line items without price_data, unit_amount and product_data", f"line_items[{place}]")
-        intents.check_currency(price["currency"], f"line_items[{place}][price_data][currency]")
-        amount = price["unit_amount"] * each.get("quantity", 1)
-        items.append(
-            complete("item", {
-                "id": f"li_{place}", "amount_discount": 0, "amount_subtotal": amount, "amount_tax": 0,
-                "amount_total": amount, "currency": price["currency"], "description": price["product_data"]["name"],
-                "quantity": each.get("quantity", 1),
-            })
-        )  # fmt: skip
-    if sum(each["amount_total"] for each in items) < intents.MINIMUM_CENTS:
-        raise ApiError(
-            "The Checkout Session's total amount must convert to at least 50 cents.", code="amount_too_small"
-        )
-    return items
-
-
-def _setup(sim: Simulation, given: dict[str, Any], customer: str | None) -> str:
-    data = given.get("setup_intent_data") or {}
-    setup = intents.create_setup(sim, {**data, **({"customer": customer} if customer else {})})
-    return str(setup["id"])
-
-
-def submit(sim: Simulation, session_id: str, token: str) -> Object:
-    """The owner enters a card. Returns the session: complete, or open while 3D Secure waits. Raises ApiError (402)."""
-    session = _open(sim, session_id)
-    method = payment_methods.from_token(sim, token, "card")
-    if session["mode"] == "setup":
-        setup = intents.confirm_setup(sim, {"payment_method": method["id"]}, session["setup_intent"])
-        return _finish(sim, session) if setup["status"] == "succeeded" else session
-    if session["payment_intent"] is None:
-        data = sim.store.hidden(session_id)["intent"]
-        intent = intents.start(sim, data, session["customer"], session["amount_total"], session["currency"])
-        session["payment_intent"] = intent["id"]
-        sim.save(session)
-    intent = intents.confirm(sim, {"payment_method": method["id"]}, session["payment_intent"])
-    return _finish(sim, session) if intent["status"] == "succeeded" else session
-
-
-def authenticate(sim: Simulation, session_id: str, *, confirmed: bool) -> Object:
-    """The owner confirms in 3D Secure, or fails to. Raises ApiError (402)."""
-    session = _open(sim, session_id)
-    if session["mode"] == "setup":
-        setup = sim.get("setup_intent", session["setup_intent"])
-        if not confirmed:
-            raise ApiError(
-                "We are unable to authenticate your payment method.", status=402, kind="card_error",
-                code="setup_intent_authentication_failure",
-            )  # fmt: skip
-        intents.confirm_setup(sim, {}, setup["id"], authenticated=True)
-        return _finish(sim, session)
-    intent = sim.get("payment_intent", session["payment_intent"])
-    try:
-        intents.authenticate(sim, intent, confirmed=confirmed)
-    except Declined as declined:
-        raise intents.refusal(sim, declined, intent["id"]) from declined
-    return _finish(sim, session)
-
-
-def _open(sim: Simulation, session_id: str) -> Object:
+def act(sim: Simulation, session_id: str, *, card: str | None, confirmed: bool | None) -> Object:
+    """The owner enters a card, or answers 3D Secure. The session is then complete or still open. Raises ApiError."""
     session = sim.get("checkout.session", session_id)
     if session["status"] != "open":
         raise ApiError(f"This Checkout Session is {session['status']}; nothing can be paid on it.")
-    return session
+    if confirmed is not None:
+        return _authenticate(sim, session, confirmed=confirmed)
+    return _submit(sim, session, card or "")
 
 
-def _finish(sim: Simulation, session: Object) -> Object:
-    session |= {"status": "complete", "url": None}
+def _submit(sim: Simulation, session: Object, token: str) -> Object:
+    method = cards.new_card(sim, token, "card")
+    if session["mode"] == "setup":
+        return _finish(sim, session, intents.set_up(sim, sim.get("setup_intent", session["setup_intent"]), method))
+    if session["payment_intent"] is None:
+        wanted = sim.store.hidden(session["id"])
+        intent = intents.start(sim, session["customer"], session["amount_total"], session["currency"], **wanted)
+        session = sim.save(session | {"payment_intent": intent["id"]})
+    intent = sim.get("payment_intent", session["payment_intent"])
+    return _finish(sim, session, intents.attempt(sim, intent, method))
+
+
+def _authenticate(sim: Simulation, session: Object, *, confirmed: bool) -> Object:
+    intent = waiting(sim, session)
+    if intent is None:
+        raise ApiError(f"{session['id']} does not wait for its owner's bank.")
     if session["mode"] == "payment":
-        session["payment_status"] = "paid"
-    sim.save(session)
-    sim.emit("checkout.session.completed", session)
-    return session
+        return _finish(sim, session, intents.authenticate(sim, intent, confirmed=confirmed))
+    if not confirmed:
+        sim.save(intent | {"status": "requires_payment_method", "next_action": None, "payment_method": None})
+        raise ApiError(
+            cards.message_of("authentication_not_handled"), status=402, kind="card_error",
+            code="setup_intent_authentication_failure", keeps_changes=True,
+        )  # fmt: skip
+    method = sim.get("payment_method", intent["payment_method"])
+    return _finish(sim, session, intents.set_up(sim, intent, method, authenticated=True))
 
 
-def expire(sim: Simulation, given: dict[str, Any], session_id: str) -> Object:
+def waiting(sim: Simulation, session: Object) -> Object | None:
+    """The session's intent, if it waits for 3D Secure."""
+    intent = sim.store.load(session["payment_intent"] or session["setup_intent"] or "")
+    return intent if intent is not None and intent["status"] == "requires_action" else None
+
+
+def _finish(sim: Simulation, session: Object, intent: Object) -> Object:
+    if intent["status"] != "succeeded":
+        return session
+    paid = "paid" if session["mode"] == "payment" else "no_payment_required"
+    changes = {"status": "complete", "url": None, "payment_status": paid}
+    return sim.save(session | changes, "checkout.session.completed")
+
+
+def expire(sim: Simulation, given: Parameters, session_id: str) -> Object:
     session = sim.get("checkout.session", session_id)
     if session["status"] != "open":
         raise ApiError(
             f'Only Checkout Sessions with a status in ["open"] can be expired. This one is {session["status"]}.',
             code="resource_invalid_state",
         )
-    return end(sim, session)
+    return _expire(sim, session)
 
 
-def end(sim: Simulation, session: Object) -> Object:
-    """Close a session that was not used."""
-    session |= {"status": "expired", "url": None}
-    sim.save(session)
-    sim.emit("checkout.session.expired", session)
+def _expire(sim: Simulation, session: Object) -> Object:
+    return sim.save(session | {"status": "expired", "url": None}, "checkout.session.expired")
+
+
+def expire_due(sim: Simulation) -> None:
+    """Close the sessions whose time has passed."""
+    for session in list(sim.store.select("checkout.session", status="open")):
+        if session["expires_at"] <= sim.now(session["customer"]):
+            _expire(sim, session)
+
+
+def open_portal(sim: Simulation, given: NewPortalSession) -> Object:
+    sim.get("customer", given.customer, "customer")
+    fields = {"configuration": "bpc_simulated", "customer": given.customer, "return_url": given.return_url, "url": ""}
+    session = sim.create("billing_portal.session", fields)
+    return sim.save(session | {"url": f"{sim.base_url}/portal/{session['id']}"})
+
+
+def use_portal(sim: Simulation, session_id: str, token: str) -> Object:
+    """The owner adds a card, which is charged from then on. Raises ApiError (402)."""
+    session = sim.get("billing_portal.session", session_id)
+    method = cards.save_for(sim, cards.new_card(sim, token, "card"), session["customer"], confirmed=True)
+    chosen = customers.CustomerSettings(default_payment_method=method["id"])
+    customers.update(sim, customers.CustomerChanges(invoice_settings=chosen), session["customer"])
     return session
-
-
-def open_portal(sim: Simulation, given: dict[str, Any]) -> Object:
-    require(given, "customer")
-    customer = sim.get("customer", given["customer"], "customer")["id"]
-    fields = {"configuration": "bpc_simulated", "customer": customer, "return_url": given.get("return_url"), "url": ""}
-    session = sim.create("billing_portal.session", "bps", fields, customer=customer)
-    session["url"] = f"{sim.base_url}/portal/{session['id']}"
-    return sim.save(session)

@@ -1,207 +1,131 @@
-"""``/_simulator/…``: the simulator's own routes, which Stripe does not have. They move the clock, plan faults, change
-how events are delivered, and do what a card's owner, a bank or an operator would do.
+"""``/_simulator/…``: the simulator's own operations, which Stripe does not have. They move the clock, plan faults, say
+where and how events are posted, and do what a card's owner or a bank would do. Bodies are JSON.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Final, Literal
 
-import msgspec
-from litestar import delete, get, post
-from litestar.exceptions import ClientException
+from msgspec import Meta
 
-from tenora.stripe_simulator import charges, checkout, faults, invoices, test_clocks, webhooks
-from tenora.stripe_simulator.annotations import API_VERSION
+from tenora.stripe_simulator import checkout, returns, webhooks
+from tenora.stripe_simulator.api import FAULTS_MAX, Fault
 from tenora.stripe_simulator.cards import card_name
 from tenora.stripe_simulator.errors import ApiError
-from tenora.stripe_simulator.faults import Fault
-from tenora.stripe_simulator.simulation import Object, Simulation
-from tenora.stripe_simulator.store import SimulatorStore
-from tenora.stripe_simulator.webhooks import EventDelivery
+from tenora.stripe_simulator.operations import Operation
+from tenora.stripe_simulator.parameters import Parameters, Text
+from tenora.stripe_simulator.simulation import API_VERSION, Object, Simulation
 
 
-class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
+class ClockMove(Parameters, frozen=True):
+    advance_s: Annotated[int, Meta(ge=1, le=2 * 366 * 86_400)]
 
 
-class ClockMove(_Body, frozen=True):
-    advance_s: int
-
-
-class DeliveryMode(_Body, frozen=True):
+class DeliveryMode(Parameters, frozen=True):
     """How events are posted. ``copies`` sends each several times, ``order`` is that within one look at what is due."""
 
     paused: bool = False
-    copies: int = 1
-    delay_ms: int = 0
+    copies: Annotated[int, Meta(ge=1, le=10)] = 1
     order: Literal["created", "reversed", "shuffled"] = "created"
 
 
-class CardChange(_Body, frozen=True):
-    card: str
+class Listener(Parameters, frozen=True):
+    """Where events go. During a rotation both secrets sign; no types are all types."""
+
+    url: Text
+    secrets: tuple[Text, ...]
+    types: tuple[Text, ...] = ()
 
 
-class OwnerAtCheckout(_Body, frozen=True):
+class CardChange(Parameters, frozen=True):
+    card: Text
+
+
+class OwnerAtCheckout(Parameters, frozen=True):
     """What the owner does: enters a card, or answers 3D Secure."""
 
-    card: str | None = None
+    card: Text | None = None
     confirmed: bool | None = None
 
 
-class OwnerAnswer(_Body, frozen=True):
-    confirmed: bool
+class NewDispute(Parameters, frozen=True):
+    charge: Text
+    reason: Text = "fraudulent"
 
 
-class NewDispute(_Body, frozen=True):
-    charge: str
-    reason: str = "fraudulent"
-
-
-class DisputeEnd(_Body, frozen=True):
+class DisputeEnd(Parameters, frozen=True):
     status: Literal["won", "lost"]
 
 
-class Listener(_Body, frozen=True):
-    """Where events go. During a rotation both secrets sign; no types are all types."""
-
-    url: str
-    secrets: list[str]
-    types: list[str] = []
-
-
-class Control:
-    """Runs a control's work in one transaction, with the errors of the API."""
-
-    def __init__(self, store: SimulatorStore, base_url: str, delivery: EventDelivery) -> None:
-        self.store, self.base_url, self.delivery = store, base_url, delivery
-
-    def run(self, work: Callable[[Simulation], Any]) -> Any:
-        sim = Simulation(self.store, self.base_url)
-        refused: ApiError | None = None
-        with self.store.transaction():
-            try:
-                return work(sim)
-            except ApiError as error:
-                if not error.keeps_changes:
-                    raise
-                refused = error
-        raise refused
-
-
-@get("/status")
-async def read_status(control: Control) -> dict[str, Any]:
-    sim = Simulation(control.store, control.base_url)
-    waiting = control.store.sql.execute("SELECT count(*) FROM deliveries").fetchone()[0]
+def _status(sim: Simulation, _: Parameters) -> Object:
+    waiting = sim.store.sql.execute("SELECT count(*) FROM deliveries").fetchone()[0]
     return {"simulator": True, "api_version": API_VERSION, "clock": sim.now(), "waiting_deliveries": waiting}
 
 
-@post("/clock", status_code=200)
-async def move_clock(data: ClockMove, control: Control) -> dict[str, int]:
-    """Move the simulator's own clock forward: keys are forgotten, sessions expire."""
-    if not 0 < data.advance_s <= 2 * 366 * 86_400:
-        raise ClientException("advance_s must be 1 to 63,244,800 (two years)")
-
-    def move(sim: Simulation) -> dict[str, int]:
-        sim.store.set("clock_offset_s", sim.store.setting("clock_offset_s", 0) + data.advance_s)
-        test_clocks.make_due(sim)
-        return {"clock": sim.now()}
-
-    moved: dict[str, int] = control.run(move)
-    return moved
+def _move_clock(sim: Simulation, given: ClockMove) -> Object:
+    """Keys are forgotten and sessions expire; real time does not pass."""
+    sim.store.set("clock_offset_s", sim.store.setting("clock_offset_s", 0) + given.advance_s)
+    checkout.expire_due(sim)
+    return {"clock": sim.now()}
 
 
-@post("/faults", status_code=200)
-async def plan_fault(data: Fault, control: Control) -> Fault:
-    try:
-        faults.plan(control.store, data)
-    except ValueError as error:
-        raise ClientException(str(error)) from error
-    return data
+def _plan_fault(sim: Simulation, given: Fault) -> Object:
+    planned = sim.store.setting("faults", [])
+    if len(planned) >= FAULTS_MAX:
+        raise ApiError(f"at most {FAULTS_MAX} faults can be planned; DELETE /_simulator/faults removes them")
+    sim.store.set("faults", [*planned, given])
+    return {"planned": len(planned) + 1}
 
 
-@delete("/faults", status_code=200)
-async def forget_faults(control: Control) -> dict[str, bool]:
-    faults.forget_all(control.store)
-    return {"forgotten": True}
+def _forget_faults(sim: Simulation, _: Parameters) -> Object:
+    sim.store.set("faults", [])
+    return {"planned": 0}
 
 
-@post("/delivery", status_code=200)
-async def set_delivery(data: DeliveryMode, control: Control) -> DeliveryMode:
-    if not (1 <= data.copies <= 10 and 0 <= data.delay_ms <= 3_600_000):
-        raise ClientException("copies must be 1 to 10 and delay_ms 0 to 3,600,000 (an hour)")
-    control.store.set("delivery", msgspec.to_builtins(data))
-    return data
+def _set_delivery(sim: Simulation, given: DeliveryMode) -> Object:
+    sim.store.set("delivery", given)
+    return {"paused": given.paused}
 
 
-@post("/delivery/send", status_code=200)
-async def send_waiting(control: Control) -> dict[str, int]:
-    """Post everything that waits, also while delivery is paused; the answer comes when it is posted."""
-    return {"accepted": await control.delivery.send_due(all_waiting=True)}
+def _set_listener(sim: Simulation, given: Listener) -> Object:
+    webhooks.listen(sim.store, given.url, given.secrets, given.types)
+    return {"url": given.url}
 
 
-@post("/listener", status_code=200)
-async def set_listener(data: Listener, control: Control) -> Listener:
-    webhooks.listen(control.store, data.url, data.secrets, data.types)
-    return data
-
-
-@delete("/listener", status_code=200)
-async def forget_listener(control: Control) -> dict[str, bool]:
+def _forget_listener(sim: Simulation, _: Parameters) -> Object:
     """Post nothing from now on, not even what waits."""
-    control.store.set("listener", None)
-    control.store.sql.execute("DELETE FROM deliveries")
-    return {"forgotten": True}
+    sim.store.set("listener", None)
+    sim.store.sql.execute("DELETE FROM deliveries")
+    return {"url": None}
 
 
-@post("/payment_methods/{method:str}", status_code=200)
-async def change_card(method: str, data: CardChange, control: Control) -> dict[str, str]:
+def _change_card(sim: Simulation, given: CardChange, method: str) -> Object:
     """Let a saved card behave like another test card from now on, as a real one may."""
-    name = card_name(data.card)
+    name = card_name(given.card)
     if name is None:
-        raise ClientException(f"{data.card!r} is no test card; see docs/how-to/stripe-and-its-simulator.md")
-
-    def change(sim: Simulation) -> None:
-        sim.get("payment_method", method)
-        sim.store.hide(method, card=name)
-
-    control.run(change)
+        raise ApiError(f"{given.card!r} is no test card; see docs/how-to/stripe-and-its-simulator.md", param="card")
+    sim.store.hide(sim.get("payment_method", method)["id"], card=name)
     return {"card": name}
 
 
-@post("/checkout/{session:str}", status_code=200)
-async def act_at_checkout(session: str, data: OwnerAtCheckout, control: Control) -> Object:
-    def act(sim: Simulation) -> Object:
-        found = sim.get("checkout.session", session)
-        if data.card is not None:
-            found = checkout.submit(sim, session, data.card)
-        if data.confirmed is not None:
-            found = checkout.authenticate(sim, session, confirmed=data.confirmed)
-        return found
-
-    acted: Object = control.run(act)
-    return acted
+def _act_at_checkout(sim: Simulation, given: OwnerAtCheckout, session: str) -> Object:
+    return checkout.act(sim, session, card=given.card, confirmed=given.confirmed)
 
 
-@post("/payment_intents/{intent:str}/authenticate", status_code=200)
-async def authenticate(intent: str, data: OwnerAnswer, control: Control) -> Object:
-    answered: Object = control.run(lambda sim: invoices.authenticate(sim, intent, confirmed=data.confirmed))
-    return answered
-
-
-@post("/disputes", status_code=200)
-async def open_dispute(data: NewDispute, control: Control) -> Object:
-    opened: Object = control.run(
-        lambda sim: charges.open_dispute(sim, sim.get("charge", data.charge, "charge"), data.reason)
-    )
-    return opened
-
-
-@post("/disputes/{dispute:str}", status_code=200)
-async def end_dispute(dispute: str, data: DisputeEnd, control: Control) -> Object:
-    ended: Object = control.run(lambda sim: charges.close_dispute(sim, dispute, data.status))
-    return ended
-
-
-ROUTES = (
-    read_status, move_clock, plan_fault, forget_faults, set_delivery, send_waiting, set_listener, forget_listener,
-    change_card, act_at_checkout, authenticate, open_dispute, end_dispute,
+CONTROLS: Final = (
+    Operation("GET", "/_simulator/status", Parameters, _status),
+    Operation("POST", "/_simulator/clock", ClockMove, _move_clock),
+    Operation("POST", "/_simulator/faults", Fault, _plan_fault),
+    Operation("DELETE", "/_simulator/faults", Parameters, _forget_faults),
+    Operation("POST", "/_simulator/delivery", DeliveryMode, _set_delivery),
+    Operation("POST", "/_simulator/listener", Listener, _set_listener),
+    Operation("DELETE", "/_simulator/listener", Parameters, _forget_listener),
+    Operation("POST", "/_simulator/payment_methods/{id}", CardChange, _change_card),
+    Operation("POST", "/_simulator/checkout/{id}", OwnerAtCheckout, _act_at_checkout),
+    Operation(
+        "POST", "/_simulator/disputes", NewDispute,
+        lambda sim, given: returns.open_dispute(sim, sim.get("charge", given.charge, "charge"), given.reason),
+    ),
+    Operation(
+        "POST", "/_simulator/disputes/{id}", DisputeEnd,
+        lambda sim, given, dispute: returns.close_dispute(sim, dispute, given.status),
+    ),
 )  # fmt: skip

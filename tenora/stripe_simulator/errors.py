@@ -1,6 +1,5 @@
 """Refusals of the simulator in the form of Stripe's error object: status, type, code, parameter and message."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 _Type = Literal["api_error", "card_error", "idempotency_error", "invalid_request_error"]
@@ -24,28 +23,14 @@ class ApiError(Exception):
         self.status = status
         self.keeps_changes = keeps_changes
         given = {"type": kind, "message": message, "code": code, "param": param, **details}
-        self.error = {name: value for name, value in given.items() if value is not None}
-
-    @property
-    def body(self) -> dict[str, Any]:
-        return {"error": self.error}
+        self.body: dict[str, Any] = {"error": {name: value for name, value in given.items() if value is not None}}
 
 
 def missing(kind: str, object_id: str, param: str | None) -> ApiError:
     """No such object: 404 when the path names it, 400 when a parameter does, as Stripe does."""
-    name = {"invoiceitem": "invoice item", "payment_method": "PaymentMethod"}.get(kind, kind.replace("_", " "))
     return ApiError(
-        f"No such {name}: '{object_id}'", status=400 if param else 404, code="resource_missing", param=param or "id"
+        f"No such {kind.replace('_', ' ')}: '{object_id}'",
+        status=400 if param else 404,
+        code="resource_missing",
+        param=param or "id",
     )
-
-
-def require(given: Mapping[str, Any], *names: str) -> None:
-    """Refuse a request that lacks a parameter which the SDK's types leave open."""
-    for name in names:
-        if name not in given:
-            raise ApiError(f"Missing required param: {name}.", code="parameter_missing", param=name)
-
-
-def not_simulated(what: str, param: str | None = None) -> ApiError:
-    """Stripe knows it, the simulator does not: refused, because ignoring it would prove nothing."""
-    return ApiError(f"The Stripe simulator does not implement {what}.", code="not_simulated", param=param)

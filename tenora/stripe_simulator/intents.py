@@ -1,255 +1,197 @@
-"""Payment and setup intents: created, confirmed, authenticated by the card's owner, canceled.
+"""Payment intents, which charge a card once or wait for its owner, and setup intents, which save one."""
 
-Whether a card pays is decided in ``charges``; what an invoice makes of it is in ``invoices``.
-"""
+from typing import Any, Final, Literal
 
-from typing import Any, Final
-
-from tenora.stripe_simulator import charges, payment_methods
-from tenora.stripe_simulator.cards import advice
-from tenora.stripe_simulator.charges import Declined
-from tenora.stripe_simulator.errors import ApiError, not_simulated
+from tenora.stripe_simulator import cards, returns
+from tenora.stripe_simulator.errors import ApiError
+from tenora.stripe_simulator.parameters import Currency, ListParameters, Parameters, Text, WithMetadata
 from tenora.stripe_simulator.simulation import Object, Simulation
 
 MINIMUM_CENTS: Final = 50
-CURRENCIES: Final = ("usd", "eur")  # whose minimum charge is 0.50
 AMOUNT_MAX: Final = 99_999_999
-_CONFIRMABLE: Final = ("requires_payment_method", "requires_confirmation", "requires_action")
+_ASKS: Final = {"status": "requires_action", "next_action": {"type": "use_stripe_sdk", "use_stripe_sdk": {}}}
 
 
-def check_currency(currency: str, param: str = "currency") -> None:
-    if currency not in CURRENCIES:
-        raise ApiError(
-            f"Invalid currency: {currency}. The Stripe simulator supports {' and '.join(CURRENCIES)}.", param=param
-        )
+class NewIntent(WithMetadata, frozen=True, kw_only=True):
+    """A payment is confirmed without its owner, at once, or waits for a card."""
+
+    amount: int
+    currency: Currency
+    customer: Text | None = None
+    payment_method: Text | None = None
+    confirm: bool = False
+    allowed_payment_method_types: tuple[Literal["card"], ...] = ()
+    description: Text | None = None
+    off_session: bool = False
 
 
-def create(sim: Simulation, given: dict[str, Any]) -> Object:
-    check_currency(given["currency"])
-    if given["amount"] < MINIMUM_CENTS:
-        raise ApiError(f"Amount must be at least $0.50 {given['currency']}", code="amount_too_small", param="amount")
-    if given["amount"] > AMOUNT_MAX:
+class ListOfCustomer(ListParameters, frozen=True):
+    customer: Text | None = None
+
+
+def create(sim: Simulation, given: NewIntent) -> Object:
+    if given.amount < MINIMUM_CENTS:
+        raise ApiError(f"Amount must be at least $0.50 {given.currency}", code="amount_too_small", param="amount")
+    if given.amount > AMOUNT_MAX:
         raise ApiError("Amount must be at most $999,999.99", code="amount_too_large", param="amount")
-    if given.get("off_session") not in (None, True, False, "true", "false"):
-        raise not_simulated(f"off_session={given['off_session']}", "off_session")
-    intent = start(sim, given, given.get("customer"), given["amount"], given["currency"])
-    if not given.get("confirm"):
+    if given.customer is not None:
+        sim.get("customer", given.customer, "customer")
+    intent = start(sim, given.customer, given.amount, given.currency, given.description, given.metadata)
+    if not given.confirm:
         return intent
-    return confirm(sim, {name: given[name] for name in ("off_session", "return_url") if name in given}, intent["id"])
+    if not given.off_session:
+        raise ApiError("The Stripe simulator confirms payments on session on a page of Checkout.", param="off_session")
+    method = sim.get("payment_method", given.payment_method or "", "payment_method")
+    if method["customer"] != given.customer:
+        raise ApiError(
+            "The PaymentMethod provided is not attached to the customer of the payment.",
+            code="payment_method_unexpected_state",
+            param="payment_method",
+        )
+    return attempt(sim, intent, method, off_session=True)
 
 
-def start(sim: Simulation, given: dict[str, Any], customer: str | None, amount: int, currency: str) -> Object:
-    """A new payment intent that waits for its confirmation."""
-    if customer is not None:
-        sim.get("customer", customer, "customer")
-    method = _usable(sim, given["payment_method"], customer) if "payment_method" in given else None
+def start(
+    sim: Simulation, customer: str | None, amount: int, currency: str, description: str | None, metadata: dict[str, str]
+) -> Object:
+    """A new payment intent that waits for a card."""
     fields = {
         "amount": amount,
         "amount_capturable": 0,
         "amount_received": 0,
+        "canceled_at": None,
         "capture_method": "automatic_async",
-        "client_secret": sim.new_id("pi") + "_secret_" + sim.new_id("s")[2:],
         "confirmation_method": "automatic",
         "currency": currency,
         "customer": customer,
-        "description": given.get("description"),
-        "metadata": given.get("metadata") or {},
-        "payment_method": method["id"] if method else None,
+        "description": description,
+        "last_payment_error": None,
+        "latest_charge": None,
+        "metadata": metadata,
+        "next_action": None,
+        "payment_method": None,
         "payment_method_types": ["card"],
-        "setup_future_usage": given.get("setup_future_usage"),
-        "status": "requires_confirmation" if method else "requires_payment_method",
+        "status": "requires_payment_method",
     }
-    intent = sim.create("payment_intent", "pi", fields, customer=customer)
-    sim.emit("payment_intent.created", intent)
-    return intent
-
-
-def _usable(sim: Simulation, token: str, customer: str | None) -> Object:
-    method = payment_methods.resolve(sim, token)
-    if method["customer"] not in (None, customer):
-        raise ApiError(
-            "The PaymentMethod provided belongs to another customer. Give its customer, or another PaymentMethod.",
-            code="payment_method_unexpected_state",
-            param="payment_method",
-        )
-    return method
-
-
-def confirm(sim: Simulation, given: dict[str, Any], intent_id: str) -> Object:
-    """Try to pay. A decline is a 402; on session, a card that wants its owner leaves the intent waiting for them."""
-    intent = sim.get("payment_intent", intent_id)
-    if intent["status"] not in _CONFIRMABLE:
-        raise ApiError(
-            f"You cannot confirm this PaymentIntent because it has a status of {intent['status']}.",
-            code="payment_intent_unexpected_state",
-            payment_intent=intent,
-        )
-    token = given.get("payment_method", intent["payment_method"])
-    if token is None:
-        raise ApiError(
-            "You cannot confirm this PaymentIntent because it's missing a payment method.",
-            code="payment_intent_unexpected_state",
-            payment_intent=intent,
-        )
-    method = _usable(sim, token, intent["customer"])
-    off_session = given.get("off_session") in (True, "true")
-    try:
-        return attempt(sim, intent, method, off_session=off_session)
-    except Declined as declined:
-        if declined.needs_action and not off_session:
-            return sim.get("payment_intent", intent_id)
-        raise refusal(sim, declined, intent_id) from declined
+    return sim.create("payment_intent", fields, event="payment_intent.created")
 
 
 def attempt(
-    sim: Simulation, intent: Object, method: Object, *, off_session: bool, authenticated: bool = False
+    sim: Simulation, intent: Object, method: Object, *, off_session: bool = False, authenticated: bool = False
 ) -> Object:
-    """Charge the card once and record the outcome in the intent. Raises Declined."""
-    intent["payment_method"] = method["id"]
-    try:
-        paid = charges.charge(sim, intent, method, off_session=off_session, authenticated=authenticated)
-    except Declined as declined:
-        waits = declined.needs_action and not off_session
-        intent["status"] = "requires_action" if waits else "requires_payment_method"
-        intent["next_action"] = _next_action(sim, intent) if waits else None
-        intent["latest_charge"] = declined.charge or intent["latest_charge"]
-        if not waits:
-            intent["last_payment_error"] = _error_of(declined, method)
-            intent["payment_method"] = None
-        sim.save(intent)
-        sim.emit(f"payment_intent.{'requires_action' if waits else 'payment_failed'}", intent)
-        raise
-    intent |= {
-        "status": "succeeded",
+    """Charge the card once. The intent then has succeeded or waits for the owner. Raises ApiError (402)."""
+    _require_open(intent)
+    card, wants_owner = cards.behaviour(sim, method)
+    if wants_owner and not authenticated:
+        if off_session:
+            raise _declined(sim, intent, method, "authentication_required", "authentication_required")
+        return sim.save(intent | _ASKS | {"payment_method": method["id"]}, "payment_intent.requires_action")
+    if card.decline:
+        raise _declined(sim, intent, method, card.code, card.decline)
+    paid = _charge(sim, intent, method, None)
+    if card.disputed:
+        returns.open_dispute(sim, paid, "fraudulent")
+    changes = {
         "amount_received": intent["amount"],
-        "latest_charge": paid["id"],
         "last_payment_error": None,
+        "latest_charge": paid["id"],
         "next_action": None,
+        "payment_method": method["id"],
+        "status": "succeeded",
     }
-    sim.save(intent)
-    if intent["setup_future_usage"] and intent["customer"]:
-        payment_methods.attach_to(sim, method, intent["customer"])
-        sim.store.hide(method["id"], set_up=True)
-    sim.emit("payment_intent.succeeded", intent)
-    return intent
+    return sim.save(intent | changes, "payment_intent.succeeded")
 
 
-def _next_action(sim: Simulation, intent: Object) -> Object:
-    url = f"{sim.base_url}/authenticate/{intent['id']}"
-    return {"type": "redirect_to_url", "redirect_to_url": {"return_url": None, "url": url}}
+def _charge(sim: Simulation, intent: Object, method: Object, decline: str | None) -> Object:
+    fields: dict[str, Any] = {
+        "amount": intent["amount"],
+        "amount_captured": 0 if decline else intent["amount"],
+        "amount_refunded": 0,
+        "balance_transaction": None,
+        "billing_details": {},
+        "captured": not decline,
+        "currency": intent["currency"],
+        "customer": intent["customer"],
+        "description": intent["description"],
+        "disputed": False,
+        "failure_code": decline,
+        "failure_message": cards.message_of(decline) if decline else None,
+        "metadata": intent["metadata"],
+        "paid": not decline,
+        "payment_intent": intent["id"],
+        "payment_method": method["id"],
+        "refunded": False,
+        "status": "failed" if decline else "succeeded",
+    }
+    return sim.create("charge", fields, event="charge.failed" if decline else "charge.succeeded")
 
 
-def _error_of(declined: Declined, method: Object | None) -> Object:
-    return {
-        "type": "card_error",
-        "code": declined.code,
-        "decline_code": declined.decline_code,
-        "message": advice(declined.decline_code),
-        "payment_method": method,
-    } | ({"charge": declined.charge} if declined.charge else {})
-
-
-def refusal(sim: Simulation, declined: Declined, intent_id: str) -> ApiError:
-    """The 402 of a declined card, with the intent as it is now."""
+def _declined(
+    sim: Simulation, intent: Object, method: Object, code: str, decline: str, *, charged: bool = True
+) -> ApiError:
+    """Record the decline in the intent, which waits for another card. It is answered with 402."""
+    charge = _charge(sim, intent, method, decline)["id"] if charged else None
+    error = {"type": "card_error", "code": code, "decline_code": decline, "message": cards.message_of(decline)}
+    error |= {"charge": charge} if charge else {}
+    changes = {
+        "last_payment_error": error | {"payment_method": method},
+        "latest_charge": charge or intent["latest_charge"],
+        "next_action": None,
+        "payment_method": None,
+        "status": "requires_payment_method",
+    }
+    failed = sim.save(intent | changes, "payment_intent.payment_failed")
     return ApiError(
-        advice(declined.decline_code),
-        status=402,
-        kind="card_error",
-        code=declined.code,
-        decline_code=declined.decline_code,
-        charge=declined.charge,
-        payment_intent=sim.get("payment_intent", intent_id),
-        keeps_changes=True,
-    )
+        error["message"], status=402, kind="card_error", code=code, decline_code=decline, charge=charge,
+        payment_intent=failed, keeps_changes=True,
+    )  # fmt: skip
 
 
 def authenticate(sim: Simulation, intent: Object, *, confirmed: bool) -> Object:
-    """The owner confirms the payment (3D Secure) or fails to. Raises Declined."""
-    if intent["status"] != "requires_action":
-        raise ApiError(f"{intent['id']} does not wait for its owner: it is {intent['status']}.")
+    """The owner confirms a payment that waits for 3D Secure, or fails to. Raises ApiError (402)."""
     method = sim.get("payment_method", intent["payment_method"])
     if confirmed:
-        return attempt(sim, intent, method, off_session=False, authenticated=True)
-    failed = Declined("payment_intent_authentication_failure", "authentication_not_handled", None)
-    intent |= {"status": "requires_payment_method", "next_action": None, "payment_method": None}
-    intent["last_payment_error"] = _error_of(failed, method)
-    sim.save(intent)
-    sim.emit("payment_intent.payment_failed", intent)
-    raise failed
+        return attempt(sim, intent, method, authenticated=True)
+    code = "payment_intent_authentication_failure"
+    raise _declined(sim, intent, method, code, "authentication_not_handled", charged=False)
 
 
-def cancel(sim: Simulation, given: dict[str, Any], intent_id: str) -> Object:
+def cancel(sim: Simulation, _: Parameters, intent_id: str) -> Object:
     intent = sim.get("payment_intent", intent_id)
+    _require_open(intent)
+    changes = {"canceled_at": sim.now(intent["customer"]), "next_action": None, "status": "canceled"}
+    return sim.save(intent | changes, "payment_intent.canceled")
+
+
+def _require_open(intent: Object) -> None:
     if intent["status"] in ("succeeded", "canceled"):
         raise ApiError(
-            f"You cannot cancel this PaymentIntent because it has a status of {intent['status']}.",
+            f"This PaymentIntent has a status of {intent['status']} and can be neither confirmed nor canceled.",
             code="payment_intent_unexpected_state",
             payment_intent=intent,
         )
-    return end(sim, intent, given.get("cancellation_reason"))
 
 
-def end(sim: Simulation, intent: Object, reason: str | None) -> Object:
-    intent |= {"status": "canceled", "canceled_at": sim.now(intent["customer"]), "cancellation_reason": reason}
-    intent["next_action"] = None
-    sim.save(intent)
-    sim.emit("payment_intent.canceled", intent)
-    return intent
-
-
-def create_setup(sim: Simulation, given: dict[str, Any]) -> Object:
-    customer = given.get("customer")
-    if customer is not None:
-        sim.get("customer", customer, "customer")
-    method = _usable(sim, given["payment_method"], customer) if "payment_method" in given else None
+def start_setup(sim: Simulation, customer: str, metadata: dict[str, str]) -> Object:
+    """A new setup intent that waits for a card."""
     fields = {
-        "client_secret": sim.new_id("seti") + "_secret_" + sim.new_id("s")[2:],
         "customer": customer,
-        "description": given.get("description"),
-        "metadata": given.get("metadata") or {},
-        "payment_method": method["id"] if method else None,
+        "last_setup_error": None,
+        "metadata": metadata,
+        "next_action": None,
+        "payment_method": None,
         "payment_method_types": ["card"],
-        "status": "requires_confirmation" if method else "requires_payment_method",
-        "usage": given.get("usage", "off_session"),
+        "status": "requires_payment_method",
+        "usage": "off_session",
     }
-    setup = sim.create("setup_intent", "seti", fields, customer=customer)
-    sim.emit("setup_intent.created", setup)
-    return confirm_setup(sim, {}, setup["id"]) if given.get("confirm") else setup
+    return sim.create("setup_intent", fields, event="setup_intent.created")
 
 
-def confirm_setup(sim: Simulation, given: dict[str, Any], setup_id: str, *, authenticated: bool = False) -> Object:
-    """Save the card for later use, or wait for its owner. A card that cannot be saved is a 402."""
-    setup = sim.get("setup_intent", setup_id)
-    token = given.get("payment_method", setup["payment_method"])
-    if setup["status"] not in _CONFIRMABLE or token is None:
-        raise ApiError(
-            f"You cannot confirm this SetupIntent because it has a status of {setup['status']}.",
-            code="setup_intent_unexpected_state",
-        )
-    method = _usable(sim, token, setup["customer"])
-    card, _ = payment_methods.behaviour(sim, method)
-    setup["payment_method"] = method["id"]
-    if card.attach_fails and card.decline:
-        declined = Declined(card.code or "card_declined", card.decline, None)
-        setup |= {"status": "requires_payment_method", "payment_method": None}
-        setup["last_setup_error"] = _error_of(declined, method)
-        sim.save(setup)
-        sim.emit("setup_intent.setup_failed", setup)
-        raise ApiError(
-            advice(card.decline), status=402, kind="card_error", code=card.code, decline_code=card.decline,
-            setup_intent=setup, keeps_changes=True,
-        )  # fmt: skip
-    if card.authentication != "none" and not authenticated:
-        url = f"{sim.base_url}/authenticate/{setup_id}"
-        setup |= {"status": "requires_action"}
-        setup["next_action"] = {"type": "redirect_to_url", "redirect_to_url": {"return_url": None, "url": url}}
-        sim.save(setup)
-        sim.emit("setup_intent.requires_action", setup)
-        return setup
-    setup |= {"status": "succeeded", "next_action": None, "last_setup_error": None}
-    sim.save(setup)
-    sim.store.hide(method["id"], set_up=True)
-    if setup["customer"]:
-        payment_methods.attach_to(sim, method, setup["customer"])
-    sim.emit("setup_intent.succeeded", setup)
-    return setup
+def set_up(sim: Simulation, setup: Object, method: Object, *, authenticated: bool = False) -> Object:
+    """Save the card for payments without its owner, or wait for the owner. Raises ApiError (402)."""
+    _, wants_owner = cards.behaviour(sim, method)
+    if wants_owner and not authenticated:
+        return sim.save(setup | _ASKS | {"payment_method": method["id"]}, "setup_intent.requires_action")
+    cards.save_for(sim, method, setup["customer"], confirmed=True)
+    changes = {"status": "succeeded", "next_action": None, "payment_method": method["id"]}
+    return sim.save(setup | changes, "setup_intent.succeeded")

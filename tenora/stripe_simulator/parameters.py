@@ -1,141 +1,112 @@
-"""Checks a request's parameters against the SDK's generated parameter types, and turns strings into typed values.
+"""Reads a request's form into the typed parameters of its operation, and refuses wrong ones as Stripe does.
 
-Which of Stripe's parameters an operation honours is in ``tenora.stripe_simulator.operations``.
+Each operation declares the parameters that it honours; any other one is refused, because ignoring it would let a wrong
+call pass. That the declared ones exist at Stripe is shown by a test, from the types that Stripe generates for its SDK.
 """
 
 import re
-from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar
+from urllib.parse import parse_qsl
 
-from tenora.stripe_simulator.annotations import fields_of, is_parameters, members, required
+import msgspec
+from msgspec import Meta
+
 from tenora.stripe_simulator.errors import ApiError
-from tenora.stripe_simulator.form import Tree
 
-TEXT_MAX: Final = 5_000
-METADATA_KEYS_MAX: Final = 50
-METADATA_KEY_MAX: Final = 40
-METADATA_VALUE_MAX: Final = 500
-_INTEGER: Final = re.compile(r"-?[0-9]{1,18}")
+PAIRS_MAX: Final = 500
+DEPTH_MAX: Final = 8
+_NAME: Final = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
+_CODES: Final = {
+    "Expected `int`, got": "parameter_invalid_integer",
+    "Expected `str` of length >=": "parameter_invalid_empty",
+    "Expected `str` of length <=": "parameter_invalid_string_too_long",
+}
+_Read = TypeVar("_Read", bound="Parameters")
 
-
-def read_parameters(tree: Tree, declared: type, path: str = "") -> dict[str, Any]:
-    """The typed values of all given parameters. Raises ApiError for the first unknown, missing or wrong one."""
-    fields = fields_of(declared)
-    for name in tree:
-        if name not in fields:
-            full = _join(path, name)
-            raise ApiError(f"Received unknown parameter: {full}", code="parameter_unknown", param=full)
-    values = {}
-    for name, annotation in fields.items():
-        must, kind = required(annotation)
-        if name in tree:
-            values[name] = _value(tree[name], kind, _join(path, name))
-        elif must:
-            full = _join(path, name)
-            raise ApiError(f"Missing required param: {full}.", code="parameter_missing", param=full)
-    return values
+Text = Annotated[str, Meta(min_length=1, max_length=5_000)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=40)], Annotated[str, Meta(max_length=500)]], Meta(max_length=50)
+]
+Currency = Literal["usd", "eur"]  # whose minimum charge is 0.50
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}[{name}]" if path else name
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What may be sent with an operation. Without fields: nothing."""
 
 
-def _value(given: Any, annotation: Any, path: str) -> Any:
-    options = members(annotation)
-    return _branch(given, options, path) if isinstance(given, dict) else _leaf(given, options, path)
+class WithMetadata(Parameters, frozen=True):
+    metadata: Metadata = msgspec.field(default_factory=dict)
 
 
-def _branch(given: Tree, options: tuple[Any, ...], path: str) -> Any:
-    for option in options:
-        if is_parameters(option):
-            return read_parameters(given, option, path)
-        if get_origin(option) is list:
-            if sorted(given) != sorted(map(str, range(len(given)))):
-                raise ApiError("Invalid array", param=path)
-            item = get_args(option)[0]
-            return [_value(given[str(index)], item, f"{path}[{index}]") for index in range(len(given))]
-        if get_origin(option) in (dict, Mapping):
-            return _metadata(given, path)
-    raise ApiError(f"Invalid string: {given}", param=path)
+class CreatedRange(Parameters, frozen=True):
+    gte: int = 0
+    lte: int = 1 << 62
 
 
-def _metadata(given: Tree, path: str) -> dict[str, str]:
-    if len(given) > METADATA_KEYS_MAX:
-        raise ApiError(f"Metadata can have up to {METADATA_KEYS_MAX} keys.", param=path)
-    for key, value in given.items():
-        full = _join(path, key)
-        if not isinstance(value, str):
-            raise ApiError("Metadata values must be strings.", param=full)
-        if len(key) > METADATA_KEY_MAX:
-            raise ApiError(f"Metadata keys can be up to {METADATA_KEY_MAX} characters long.", param=full)
-        if len(value) > METADATA_VALUE_MAX:
-            raise ApiError(f"Metadata values can be up to {METADATA_VALUE_MAX} characters long.", param=full)
-    return dict(given)
+class ListParameters(Parameters, frozen=True):
+    """One page of a list. A subclass adds filters, each named like a field of the listed objects."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = 10
+    starting_after: Text | None = None
+    created: CreatedRange = CreatedRange()
 
 
-def _leaf(given: str, options: tuple[Any, ...], path: str) -> Any:
-    literals = [value for option in options if get_origin(option) is Literal for value in get_args(option)]
-    if given in literals:
-        return given
-    refusal: ApiError | None = None
-    for option in options:
-        try:
-            match option:
-                case _ if option is bool:
-                    return _boolean(given, path)
-                case _ if option is int:
-                    return _integer(given, path)
-                case _ if option is Decimal:
-                    return _decimal(given, path)
-                case _ if option is str:
-                    return _string(given, path)
-        except ApiError as error:
-            refusal = error
-    named = [value for value in literals if value != ""]
-    if named:
-        listed = ", ".join(named[:20]) + (", …" if len(named) > 20 else "")
-        raise ApiError(f"Invalid {path}: must be one of {listed}", param=path)
-    raise refusal or ApiError(f"Invalid {'array' if _wants_list(options) else 'object'}", param=path)
-
-
-def _wants_list(options: tuple[Any, ...]) -> bool:
-    return any(get_origin(option) is list for option in options)
-
-
-def _boolean(given: str, path: str) -> bool:
-    if given not in ("true", "false"):
-        raise ApiError(f"Invalid boolean: {given}", param=path)
-    return given == "true"
-
-
-def _integer(given: str, path: str) -> int:
-    if not _INTEGER.fullmatch(given):
-        raise ApiError(f"Invalid integer: {given}", code="parameter_invalid_integer", param=path)
-    return int(given)
-
-
-def _decimal(given: str, path: str) -> str:
+def read_form(encoded: str) -> dict[str, Any]:
+    """The tree of a body or a query: ``lines[0][amount]=5`` is ``{"lines": [{"amount": "5"}]}``."""
     try:
-        if Decimal(given).is_finite():
-            return given
-    except InvalidOperation:
-        pass
-    raise ApiError(f"Invalid decimal: {given}", param=path)
+        pairs = parse_qsl(encoded, keep_blank_values=True, strict_parsing=bool(encoded), max_num_fields=PAIRS_MAX)
+    except ValueError as error:
+        raise ApiError(f"Invalid form body: {error}") from error
+    tree: dict[str, Any] = {}
+    for name, value in pairs:
+        _put(tree, name, value)
+    return {name: _with_lists(value) for name, value in tree.items()}
 
 
-def _string(given: str, path: str) -> str:
-    if given == "":
-        raise ApiError(
-            f"You passed an empty string for '{path}'. We assume empty values are an attempt to unset a parameter;"
-            f" however '{path}' cannot be unset.",
-            code="parameter_invalid_empty",
-            param=path,
-        )
-    if len(given) > TEXT_MAX:
-        raise ApiError(
-            f"Invalid string: {given[:20]}…; must be at most {TEXT_MAX} characters",
-            code="parameter_invalid_string_too_long",
-            param=path,
-        )
-    return given
+def _put(tree: dict[str, Any], name: str, value: str) -> None:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ApiError(f"Invalid parameter name: {name[:100]}", param=name[:100])
+    steps = [match[1], *re.findall(r"\[([^\[\]]*)\]", match[2])]
+    if len(steps) > DEPTH_MAX:
+        raise ApiError(f"Parameters are nested more than {DEPTH_MAX} deep", param=steps[0])
+    node = tree
+    for step in steps[:-1]:
+        node = node.setdefault(step or str(len(node)), {})
+        if not isinstance(node, dict):
+            raise ApiError(f"Parameter {name[:100]} is both a value and an object", param=steps[0])
+    last = steps[-1] or str(len(node))
+    if last in node:
+        raise ApiError(f"Parameter {name[:100]} is given twice", param=steps[0])
+    node[last] = value
+
+
+def _with_lists(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    read = {name: _with_lists(each) for name, each in value.items()}
+    return [read[name] for name in read] if list(read) == [str(place) for place in range(len(read))] else read
+
+
+def read_parameters(tree: dict[str, Any], declared: type[_Read]) -> _Read:
+    """The typed values of all given parameters. Raises ApiError for the first unknown, missing or wrong one."""
+    try:
+        return msgspec.convert(tree, declared, strict=False)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error)) from error
+
+
+def _refusal(problem: str) -> ApiError:
+    """The problem in Stripe's form: msgspec writes ``Expected `int`, got `str` - at `$.price.amount```."""
+    what, _, place = problem.partition(" - at ")
+    steps = re.sub(r".*\$|\[\.{3}.*|[`\]]", "", place).replace("[", ".").split(".")
+    field = re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", what)
+    path = [step for step in (*steps, field[2] if field else "") if step]
+    param = "".join([path[0], *(f"[{step}]" for step in path[1:])]) if path else None
+    if field and field[1] == "contains unknown":
+        message = f"Received unknown parameter: {param}. The Stripe simulator knows the parameters that Tenora sends."
+        return ApiError(message, code="parameter_unknown", param=param)
+    if field:
+        return ApiError(f"Missing required param: {param}.", code="parameter_missing", param=param)
+    code = next((code for beginning, code in _CODES.items() if what.startswith(beginning)), None)
+    return ApiError(f"Invalid {param}: {what}", code=code, param=param)

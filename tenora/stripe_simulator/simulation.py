@@ -4,22 +4,35 @@ Ids look like Stripe's; an object of a customer with a test clock is created at 
 """
 
 import secrets
+import string
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from tenora.stripe_simulator.annotations import API_VERSION
+import msgspec
+
 from tenora.stripe_simulator.errors import ApiError, missing
-from tenora.stripe_simulator.resources import complete
+from tenora.stripe_simulator.parameters import ListParameters
 from tenora.stripe_simulator.store import SimulatorStore
 
 Object = dict[str, Any]
-EVENTS_KEPT_S: Final = 30 * 86_400
-_LIMIT_DEFAULT: Final = 10
-_LIMIT_MAX: Final = 100
-_ALPHABET: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_Result = TypeVar("_Result")
+API_VERSION: Final = "2026-10-28.endive"  # of the SDK, which a test compares
+_PREFIXES: Final = {
+    "billing_portal.session": "bps",
+    "charge": "ch",
+    "checkout.session": "cs_test",
+    "customer": "cus",
+    "dispute": "du",
+    "event": "evt",
+    "payment_intent": "pi",
+    "payment_method": "pm",
+    "refund": "re",
+    "setup_intent": "seti",
+    "test_helpers.test_clock": "clock",
+}
+_ALPHABET: Final = string.ascii_letters + string.digits
 
 
 class Simulation:
@@ -34,104 +47,80 @@ class Simulation:
 
     def now(self, customer: str | None = None) -> int:
         """Unix seconds: of the customer's test clock, else of the simulator's own clock."""
-        clock = self._clock_of(customer)
+        owner = self.store.load(customer) if customer else None
+        clock = self.store.load(owner["test_clock"]) if owner and owner.get("test_clock") else None
         if clock is not None:
             return int(clock["frozen_time"])
         return int(time.time()) + int(self.store.setting("clock_offset_s", 0))
 
-    def _clock_of(self, customer: str | None) -> Object | None:
-        owner = self.store.load(customer) if customer else None
-        return self.store.load(owner["test_clock"]) if owner and owner.get("test_clock") else None
-
-    def new_id(self, prefix: str) -> str:
-        return f"{prefix}_" + "".join(secrets.choice(_ALPHABET) for _ in range(24))
-
     def create(
-        self, kind: str, prefix: str, fields: Mapping[str, Any], *, customer: str | None = None, **hidden: Any
+        self, kind: str, fields: Mapping[str, Any], hidden: Mapping[str, Any] | None = None, *, event: str | None = None
     ) -> Object:
-        """Store a new object. The caller emits its event."""
-        started = {"id": self.new_id(prefix), "created": self.now(customer), "livemode": False}
-        if kind in ("invoiceitem", "refund", "credit_note_line_item"):  # shapes without one of these fields
-            del started["created" if kind != "refund" else "livemode"]
-        body = complete(kind, started | dict(fields))
-        self.store.add(body, hidden)
+        """Store a new object, dated by its customer's clock, and record its event."""
+        new_id = f"{_PREFIXES[kind]}_" + "".join(secrets.choice(_ALPHABET) for _ in range(24))
+        body = {"id": new_id, "object": kind, "created": self.now(fields.get("customer")), "livemode": False, **fields}
+        if kind == "refund":
+            del body["livemode"]
+        self.store.add(body, hidden or {})
+        if event is not None:
+            self.emit(event, body)
         return body
 
-    def get(self, kind: str, object_id: str | None, param: str | None = None) -> Object:
+    def get(self, kind: str, object_id: str, param: str | None = None) -> Object:
         """An object that must exist. Raises ApiError ``resource_missing``."""
-        found = self.store.load(object_id) if object_id else None
+        found = self.store.load(object_id)
         if found is None or found["object"] != kind or (found.get("deleted") and param):
-            raise missing(kind, object_id or "", param)
+            raise missing(kind, object_id, param)
         return found
 
-    def save(self, body: Object) -> Object:
+    def save(self, body: Object, event: str | None = None) -> Object:
+        """Store a changed object, and record its event."""
         self.store.save(body)
+        if event is not None:
+            self.emit(event, body)
         return body
 
-    def page(self, kind: str, url: str, given: Mapping[str, Any], *, found: Iterable[Object] | None = None) -> Object:
-        """One page of a list, newest first, filtered by the parameters that name a field."""
-        limit = given.get("limit", _LIMIT_DEFAULT)
-        if not 1 <= limit <= _LIMIT_MAX:
-            raise ApiError(f"Invalid limit: must be between 1 and {_LIMIT_MAX}", param="limit")
-        skipped = {"limit", "starting_after", "ending_before", "created", "types"}
-        fields = {name: value for name, value in given.items() if name not in skipped}
-        indexed = {name: fields[name] for name in ("customer", "invoice", "status") if name in fields}
-        rows = iter(self.store.iterate(kind, **indexed) if found is None else found)
-        rows = (row for row in rows if all(row.get(name) == value for name, value in fields.items()))
-        rows = (row for row in rows if _in_range(row.get("created", row.get("date")), given.get("created")))
-        if "ending_before" in given:
-            before = list(_until(rows, kind, given["ending_before"], "ending_before"))
-            data, more = before[-limit:], len(before) > limit
-        else:
-            if "starting_after" in given:
-                deque(_until(rows, kind, given["starting_after"], "starting_after"), maxlen=0)
-            after = list(islice(rows, limit + 1))
-            data, more = after[:limit], len(after) > limit
-        return {"object": "list", "data": data, "has_more": more, "url": url}
+    def run(self, work: Callable[["Simulation"], _Result]) -> _Result:
+        """Work in one transaction, which a refusal that leaves traces commits, too. Raises ApiError."""
+        with self.store.transaction():
+            try:
+                return work(self)
+            except ApiError as error:
+                if not error.keeps_changes:
+                    raise
+                refused = error
+        raise refused
 
-    def emit(self, kind: str, subject: Object, previous: Mapping[str, Any] | None = None) -> None:
+    def page(
+        self, kind: str, url: str, given: ListParameters, where: Callable[[Object], bool] = lambda _: True
+    ) -> Object:
+        """One page of a list, newest first, filtered by the parameters that not every list has."""
+        filters = msgspec.structs.asdict(given).items()
+        equal = {name: value for name, value in filters if name not in ListParameters.__struct_fields__ and value}
+        span = given.created
+        rows = (
+            row for row in self.store.select(kind, **equal) if span.gte <= row["created"] <= span.lte and where(row)
+        )
+        if given.starting_after is not None and all(row["id"] != given.starting_after for row in rows):
+            raise missing(kind, given.starting_after, "starting_after")
+        found = list(islice(rows, given.limit + 1))
+        return {"object": "list", "data": found[: given.limit], "has_more": len(found) > given.limit, "url": url}
+
+    def emit(self, kind: str, subject: Object) -> None:
         """Record an event with a copy of its subject, and its deliveries to the listener."""
         mode, listener = self.store.setting("delivery", {}), self.store.setting("listener", None)
         copies = mode.get("copies", 1) if listener and kind in (listener["types"] or (kind,)) else 0
-        data = {"object": subject} | ({"previous_attributes": dict(previous)} if previous else {})
-        customer = subject.get("customer")
-        body = {
-            "type": kind,
-            "api_version": API_VERSION,
-            "data": data,
-            "pending_webhooks": copies,
-            "request": self._request,
-        }
-        event = self.create("event", "evt", body, customer=customer if isinstance(customer, str) else None)
-        for copy in range(1, copies + 1):
-            due = time.time() + copy * mode.get("delay_ms", 0) / 1000
-            self.store.sql.execute("INSERT INTO deliveries (event, due) VALUES (?, ?)", (event["id"], due))
-
-
-def _until(rows: Iterator[Object], kind: str, object_id: str, param: str) -> Iterator[Object]:
-    """The rows before the one with this id, which is consumed. Raises ApiError if there is none."""
-    for row in rows:
-        if row["id"] == object_id:
-            return
-        yield row
-    raise missing(kind, object_id, param)
-
-
-def _in_range(created: int | None, wanted: Any) -> bool:
-    if wanted is None or created is None:
-        return True
-    if isinstance(wanted, int):
-        return created == wanted
-    return bool(
-        created > wanted.get("gt", -1)
-        and created >= wanted.get("gte", 0)
-        and created < wanted.get("lt", 1 << 62)
-        and created <= wanted.get("lte", 1 << 62)
-    )
-
-
-def merged(old: dict[str, str] | None, new: dict[str, str] | str) -> dict[str, str]:
-    """Metadata after an update: given keys replace, an empty value removes, an empty string removes all."""
-    if not isinstance(new, dict):
-        return {}
-    return {key: value for key, value in {**(old or {}), **new}.items() if value != ""}
+        event = self.create(
+            "event",
+            {
+                "type": kind,
+                "api_version": API_VERSION,
+                "created": self.now(subject.get("customer")),
+                "data": {"object": subject},
+                "pending_webhooks": copies,
+                "request": self._request,
+            },
+        )
+        for _ in range(copies):
+            wanted = "INSERT INTO deliveries (event, due, attempts) VALUES (?, ?, 0)"
+            self.store.sql.execute(wanted, (event["id"], time.time()))

@@ -1,4 +1,4 @@
-"""The simulator's state in one SQLite file: objects, events, kept answers, deliveries and its own settings.
+"""The simulator's state in one SQLite file: objects, kept answers, deliveries and its own settings.
 
 One process writes; a second one on the folder is refused. A request's changes are committed together or not at all.
 """
@@ -11,23 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS objects (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, body TEXT NOT NULL,
-    hidden TEXT NOT NULL DEFAULT '{}');
+    hidden TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS objects_by_kind ON objects (kind, number);
 CREATE INDEX IF NOT EXISTS objects_by_customer ON objects (kind, json_extract(body, '$.customer'));
-CREATE INDEX IF NOT EXISTS objects_by_invoice ON objects (kind, json_extract(body, '$.invoice'));
+CREATE INDEX IF NOT EXISTS objects_by_payment ON objects (kind, json_extract(body, '$.payment_intent'));
 CREATE INDEX IF NOT EXISTS objects_by_status ON objects (kind, json_extract(body, '$.status'));
 CREATE TABLE IF NOT EXISTS answers (
-    key TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, path TEXT NOT NULL, status INTEGER NOT NULL, body TEXT NOT NULL,
+    key TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, status INTEGER NOT NULL, body TEXT NOT NULL,
     begun INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS deliveries (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL, due REAL NOT NULL,
-    attempts INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS faults (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, method TEXT NOT NULL, path TEXT NOT NULL,
-    times INTEGER NOT NULL, seconds REAL NOT NULL);
+    number INTEGER PRIMARY KEY AUTOINCREMENT, event TEXT NOT NULL, due REAL NOT NULL, attempts INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
@@ -84,33 +82,25 @@ class SimulatorStore:
         row = self.sql.execute("SELECT body FROM objects WHERE id = ?", (object_id,)).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def remove(self, object_id: str) -> None:
-        self.sql.execute("DELETE FROM objects WHERE id = ?", (object_id,))
-
     def hidden(self, object_id: str) -> dict[str, Any]:
         row = self.sql.execute("SELECT hidden FROM objects WHERE id = ?", (object_id,)).fetchone()
-        found: dict[str, Any] = {} if row is None else json.loads(row[0])
+        found: dict[str, Any] = json.loads(row[0])
         return found
 
     def hide(self, object_id: str, **values: Any) -> None:
         changed = {**self.hidden(object_id), **values}
         self.sql.execute("UPDATE objects SET hidden = ? WHERE id = ?", (json.dumps(changed), object_id))
 
-    def select(self, kind: str, **equal: Any) -> list[dict[str, Any]]:
-        """Objects of a kind whose fields have these values, the newest first. ``__`` in a name leads into an object."""
-        return list(self.iterate(kind, **equal))
-
-    def iterate(self, kind: str, **equal: Any) -> Iterator[dict[str, Any]]:
-        """The same one by one, for a reader that may stop early and changes nothing meanwhile."""
-        where = "".join(f" AND json_extract(body, '$.{name.replace('__', '.')}') = ?" for name in equal)
+    def select(self, kind: str, **equal: Any) -> Iterator[dict[str, Any]]:
+        """Objects of a kind whose fields have these values, the newest first, without deleted ones. A reader that
+        changes some meanwhile makes a list of them first.
+        """
+        where = "".join(f" AND json_extract(body, '$.{name}') = ?" for name in equal)
         rows = self.sql.execute(
             f"SELECT body FROM objects WHERE kind = ?{where} ORDER BY number DESC",  # noqa: S608 - names are ours
             (kind, *equal.values()),
         )
-        return (json.loads(row[0]) for row in rows)
-
-    def forget_events(self, before: int) -> None:
-        self.sql.execute("DELETE FROM objects WHERE kind = 'event' AND json_extract(body, '$.created') < ?", (before,))
+        return (body for row in rows if not (body := json.loads(row[0])).get("deleted"))
 
     # The simulator's own settings.
 
@@ -119,4 +109,5 @@ class SimulatorStore:
         return default if row is None else json.loads(row[0])
 
     def set(self, name: str, value: Any) -> None:
-        self.sql.execute("REPLACE INTO settings (name, value) VALUES (?, ?)", (name, json.dumps(value)))
+        encoded = msgspec.json.encode(value).decode()
+        self.sql.execute("REPLACE INTO settings (name, value) VALUES (?, ?)", (name, encoded))

@@ -10,23 +10,30 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import structlog
+from msgspec import Meta
 
 from tenora.stripe_simulator.errors import ApiError
-from tenora.stripe_simulator.simulation import EVENTS_KEPT_S, Object, Simulation
+from tenora.stripe_simulator.parameters import ListParameters, Text
+from tenora.stripe_simulator.simulation import Object, Simulation
 from tenora.stripe_simulator.store import SimulatorStore
 
+EVENTS_KEPT_S: Final = 30 * 86_400
 ATTEMPTS_MAX: Final = 16
-_TYPES_MAX: Final = 20  # of one list
 _TIMEOUT_S: Final = 10
 _IDLE_S: Final = 0.05
 _BACKOFF_S_MAX: Final = 3_600
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _log = structlog.get_logger()
+
+
+class ListEvents(ListParameters, frozen=True):
+    types: Annotated[list[Text], Meta(max_length=20)] | None = None
 
 
 def listen(store: SimulatorStore, url: str, secrets: Sequence[str], types: Sequence[str] = ()) -> None:
@@ -42,17 +49,13 @@ def listen(store: SimulatorStore, url: str, secrets: Sequence[str], types: Seque
     store.set("listener", {"url": url, "secrets": list(secrets), "types": list(types)})
 
 
-def list_events(sim: Simulation, given: dict[str, Any]) -> Object:
+def list_events(sim: Simulation, given: ListEvents) -> Object:
     """Events of the last 30 days, the newest first."""
-    if "type" in given and "types" in given:
-        raise ApiError("You may only specify one of these parameters: type, types.", param="types")
-    if len(given.get("types", ())) > _TYPES_MAX:
-        raise ApiError(f"Array must have at most {_TYPES_MAX} elements.", param="types")
-    oldest = sim.now() - EVENTS_KEPT_S
-    found = (each for each in sim.store.iterate("event") if each["created"] >= oldest)
-    if "types" in given:
-        found = (each for each in found if each["type"] in given["types"])
-    return sim.page("event", "/v1/events", given, found=found)
+    oldest, types = sim.now() - EVENTS_KEPT_S, given.types
+    plain = msgspec.structs.replace(given, types=None)  # no field of events
+    return sim.page(
+        "event", "/v1/events", plain, lambda event: event["created"] >= oldest and (not types or event["type"] in types)
+    )
 
 
 def signature_header(body: str, secrets: Sequence[str], timestamp: int) -> str:
@@ -114,9 +117,6 @@ class EventDelivery:
         except httpx.HTTPError as error:
             accepted, status = False, type(error).__name__
         _log.info("webhook posted", event_id=event_id, type=event["type"], status=status, attempts=attempts + 1)
-        if accepted:
-            event["pending_webhooks"] = max(0, event["pending_webhooks"] - 1)
-            self._store.save(event)
         if accepted or attempts + 1 >= ATTEMPTS_MAX:
             self._forget(number)
         else:

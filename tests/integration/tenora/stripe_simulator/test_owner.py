@@ -1,4 +1,4 @@
-"""What a card's owner, a bank and time do: Checkout, the portal, 3D Secure, disputes and expiries."""
+"""What a card's owner, a bank and time do: the page of Checkout and the portal, 3D Secure, disputes and expiries."""
 
 import time
 
@@ -15,19 +15,18 @@ def customer(api, **given) -> str:
     return api.customers.create({"email": "ada@example.com", **given}).id
 
 
-def top_up(api, owner: str, amount: int = 2_500):
-    item = {
-        "quantity": 1,
-        "price_data": {"currency": "usd", "unit_amount": amount, "product_data": {"name": "Credits"}},
-    }
-    return api.checkout.sessions.create({"mode": "payment", "customer": owner, "line_items": [item], **URLS})
+def charge(api, owner: str, card: str):
+    """Save a card and charge it."""
+    saved = api.payment_methods.attach(card, {"customer": owner}).id
+    wanted = {"amount": 500, "currency": "usd", "customer": owner, "payment_method": saved}
+    wanted |= {"confirm": True, "off_session": True}
+    return api.payment_intents.create(wanted)
 
 
-def types(api, owner: str) -> list[str]:
-    events = [
-        each for each in api.events.list({"limit": 100}).data if getattr(each.data.object, "customer", "") == owner
-    ]
-    return [each.type for each in events][::-1]
+def top_up(api, owner: str):
+    price = {"currency": "usd", "unit_amount": 2_500, "product_data": {"name": "Credits"}}
+    items = [{"quantity": 1, "price_data": price}]
+    return api.checkout.sessions.create({"mode": "payment", "customer": owner, "line_items": items, **URLS})
 
 
 def post(url: str, **form: str) -> httpx.Response:
@@ -48,7 +47,8 @@ def test_a_top_up_is_paid_on_the_page(api):
     done = api.checkout.sessions.retrieve(session.id)
     assert (done.status, done.payment_status, done.url) == ("complete", "paid", None)
     assert api.payment_intents.retrieve(done.payment_intent).amount_received == 2_500
-    assert types(api, owner) == [
+    events = api.events.list({"limit": 100}).data
+    assert [each.type for each in events if getattr(each.data.object, "customer", "") == owner][::-1] == [
         "payment_intent.created",
         "charge.failed",
         "payment_intent.payment_failed",
@@ -59,9 +59,12 @@ def test_a_top_up_is_paid_on_the_page(api):
     assert post(session.url, card=VISA).status_code == 400
 
 
+@pytest.mark.parametrize("mode", ["payment", "setup"])
 @pytest.mark.parametrize("confirmed", [True, False])
-def test_a_card_that_wants_its_owner_asks_on_the_page(api, confirmed):
-    session = top_up(api, customer(api))
+def test_a_card_that_wants_its_owner_asks_on_the_page(api, mode, confirmed):
+    owner = customer(api)
+    setup = {"mode": "setup", "customer": owner, "currency": "usd", **URLS}
+    session = top_up(api, owner) if mode == "payment" else api.checkout.sessions.create(setup)
     assert post(session.url, card=ALWAYS_3DS).headers["Location"] == session.url
     assert "3D Secure" in httpx.get(session.url).text
     answered = post(session.url, confirmed="yes" if confirmed else "no")
@@ -69,79 +72,43 @@ def test_a_card_that_wants_its_owner_asks_on_the_page(api, confirmed):
     assert api.checkout.sessions.retrieve(session.id).status == ("complete" if confirmed else "open")
 
 
-def test_a_card_is_saved_on_the_page_and_managed_in_the_portal(api):
+def test_a_card_is_saved_on_the_page_and_another_one_in_the_portal(api):
     owner = customer(api)
     session = api.checkout.sessions.create({"mode": "setup", "customer": owner, "currency": "usd", **URLS})
     assert post(session.url, card=DECLINED).status_code == 402
     assert post(session.url, card=VISA).status_code == 303
     (saved,) = api.customers.payment_methods.list(owner).data
+    assert api.setup_intents.retrieve(session.setup_intent).payment_method == saved.id
     portal = api.billing_portal.sessions.create({"customer": owner, "return_url": "http://127.0.0.1:1/"}).url
     assert "4242" in httpx.get(portal).text
-    assert post(portal, do="add", card="5555555555554444").status_code == 303
-    assert len(api.customers.payment_methods.list(owner).data) == 2
-    assert post(portal, do="remove", method=saved.id).status_code == 303
-    (left,) = api.customers.payment_methods.list(owner).data
-    assert left.card.brand == "mastercard"
-    assert api.customers.retrieve(owner).invoice_settings.default_payment_method == left.id
+    assert post(portal, card="5555555555554444").headers["Location"] == portal
+    added, _ = api.customers.payment_methods.list(owner).data
+    assert api.customers.retrieve(owner).invoice_settings.default_payment_method == added.id
 
 
 def test_what_a_page_shows_is_escaped(api):
-    session = api.checkout.sessions.create(
-        {
-            "mode": "setup",
-            "currency": "usd",
-            "success_url": "http://127.0.0.1:1/",
-            "cancel_url": "javascript:'><script>",
-        }
-    )
+    urls = {"success_url": "http://127.0.0.1:1/", "cancel_url": "javascript:'><script>"}
+    session = api.checkout.sessions.create({"mode": "setup", "customer": customer(api), "currency": "usd", **urls})
     page = httpx.get(session.url)
     assert "<script" not in page.text
     assert "javascript:" not in page.text
     assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
 
 
-def test_an_invoice_waits_for_3d_secure_and_is_paid_once(api, simulator):
-    owner = customer(api)
-    card = api.payment_methods.attach("pm_card_authenticationRequired", {"customer": owner})
-    invoice = api.invoices.create({"customer": owner})
-    api.invoice_items.create({"customer": owner, "invoice": invoice.id, "amount": 900})
-    invoice = api.invoices.finalize_invoice(invoice.id)
-    with pytest.raises(stripe.CardError) as waiting:
-        api.invoices.pay(invoice.id, {"payment_method": card.id})
-    assert waiting.value.code == "invoice_payment_intent_requires_action"
-    (payment,) = api.invoice_payments.list({"invoice": invoice.id}).data
-    intent = payment.payment.payment_intent
-    assert f"/authenticate/{intent}" in httpx.get(invoice.hosted_invoice_url).text
-    assert post(f"{simulator.url}/authenticate/{intent}", confirmed="yes").status_code == 303
-    assert api.invoices.retrieve(invoice.id).status == "paid"
-    assert post(f"{simulator.url}/authenticate/{intent}", confirmed="yes").status_code == 400
-    assert types(api, owner).count("invoice.paid") == 1
-
-
 def test_a_saved_card_may_begin_to_decline(api, simulator):
     owner = customer(api)
-    card = api.payment_methods.attach("pm_card_visa", {"customer": owner})
-    charge = {"amount": 500, "currency": "usd", "customer": owner, "payment_method": card.id, "confirm": True}
-    assert api.payment_intents.create(charge).status == "succeeded"
-    simulator.control("POST", f"payment_methods/{card.id}", {"card": "pm_card_visa_chargeDeclinedLostCard"})
+    card = charge(api, owner, "pm_card_visa").payment_method
+    simulator.control("POST", f"payment_methods/{card}", {"card": "pm_card_visa_chargeDeclinedLostCard"})
+    wanted = {"amount": 500, "currency": "usd", "customer": owner, "payment_method": card}
     with pytest.raises(stripe.CardError) as declined:
-        api.payment_intents.create({**charge, "off_session": True})
+        api.payment_intents.create({**wanted, "confirm": True, "off_session": True})
     assert declined.value.error.decline_code == "lost_card"
     assert declined.value.error.payment_intent.status == "requires_payment_method"
 
 
 @pytest.mark.parametrize("status", ["won", "lost"])
 def test_a_disputed_charge_cannot_be_refunded(api, simulator, status):
-    owner = customer(api)
-    intent = api.payment_intents.create(
-        {
-            "amount": 500,
-            "currency": "usd",
-            "customer": owner,
-            "payment_method": "pm_card_createDispute",
-            "confirm": True,
-        }
-    )
+    intent = charge(api, customer(api), "pm_card_createDispute")
     (dispute,) = api.disputes.list({"payment_intent": intent.id}).data
     assert (dispute.status, dispute.amount) == ("needs_response", 500)
     with pytest.raises(stripe.InvalidRequestError) as refused:
@@ -151,14 +118,24 @@ def test_a_disputed_charge_cannot_be_refunded(api, simulator, status):
     assert api.disputes.retrieve(dispute.id).status == status
 
 
+def test_a_refund_by_hand_returns_all_that_is_left(api):
+    intent = charge(api, customer(api), "pm_card_visa")
+    api.refunds.create({"payment_intent": intent.id, "amount": 200})
+    assert api.refunds.create({"payment_intent": intent.id}).amount == 300
+    failed = api.refunds.create({"payment_intent": charge(api, customer(api), "pm_card_refundFail").id})
+    assert (failed.status, failed.failure_reason) == ("failed", "expired_or_canceled_card")
+
+
+@pytest.mark.scenario(146)
 def test_a_session_expires_on_a_test_clock_and_real_time_moves_nothing(api):
     now = int(time.time())
     clock = api.test_helpers.test_clocks.create({"frozen_time": now})
     session = top_up(api, customer(api, test_clock=clock.id))
     assert session.expires_at == now + DAY_S
-    api.test_helpers.test_clocks.advance(clock.id, {"frozen_time": now + DAY_S - 1})
-    assert api.checkout.sessions.retrieve(session.id).status == "open"
-    api.test_helpers.test_clocks.advance(clock.id, {"frozen_time": now + DAY_S})
-    assert api.checkout.sessions.retrieve(session.id).status == "expired"
+    for moment, status in ((now + DAY_S - 1, "open"), (now + DAY_S, "expired")):
+        api.test_helpers.test_clocks.advance(clock.id, {"frozen_time": moment})
+        assert api.checkout.sessions.retrieve(session.id).status == status
     assert api.test_helpers.test_clocks.retrieve(clock.id).status == "ready"
     assert time.time() - now < 60
+    with pytest.raises(stripe.InvalidRequestError, match="past"):
+        api.test_helpers.test_clocks.advance(clock.id, {"frozen_time": now})
