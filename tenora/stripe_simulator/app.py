@@ -63,12 +63,9 @@ async def send_waiting(delivery: EventDelivery) -> dict[str, int]:
     return {"accepted": await delivery.send_due(all_waiting=True)}
 
 
-def _refused(_: Request[Any, Any, Any], error: ApiError) -> Response[dict[str, Any]]:
-    return Response(error.body, status_code=error.status, headers=_LABELLED)
-
-
-def _http_refused(request: Request[Any, Any, Any], error: HTTPException) -> Response[dict[str, Any]]:
-    return _refused(request, ApiError(error.detail, status=error.status_code))
+def _refused(_: Request[Any, Any, Any], error: ApiError | HTTPException) -> Response[dict[str, Any]]:
+    refusal = error if isinstance(error, ApiError) else ApiError(error.detail, status=error.status_code)
+    return Response(refusal.body, status_code=refusal.status, headers=_LABELLED)
 
 
 def build_app(home: Path, base_url: str, *, listener: tuple[str, str] | None = None) -> Litestar:
@@ -97,7 +94,7 @@ def build_app(home: Path, base_url: str, *, listener: tuple[str, str] | None = N
             "sim": Provide(lambda: Simulation(store, base_url), sync_to_thread=False),
         },
         lifespan=[in_the_background],
-        exception_handlers={ApiError: _refused, HTTPException: _http_refused},
+        exception_handlers={ApiError: _refused, HTTPException: _refused},
         response_headers=_LABELLED,
         request_max_body_size=BODY_BYTES_MAX,
         openapi_config=None,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from core.email_addresses import email_problem
-from tenora.stripe_simulator.errors import ApiError, missing
+from tenora.stripe_simulator.errors import ApiError
 from tenora.stripe_simulator.parameters import ListParameters, Parameters, Text, WithMetadata
 from tenora.stripe_simulator.simulation import Object, Simulation
 
@@ -49,7 +49,7 @@ def _check_email(email: str | None) -> None:
 
 
 def update(sim: Simulation, given: CustomerChanges, customer: str) -> Object:
-    found = _living(sim, customer)
+    found = sim.get("customer", customer)
     _check_email(given.email)
     changes: dict[str, Any] = {name: value for name in ("name", "email") if (value := getattr(given, name))}
     if given.invoice_settings is not None:
@@ -65,16 +65,9 @@ def update(sim: Simulation, given: CustomerChanges, customer: str) -> Object:
     return sim.save(found | changes, "customer.updated")
 
 
-def _living(sim: Simulation, customer: str) -> Object:
-    found = sim.get("customer", customer)
-    if found.get("deleted"):
-        raise missing("customer", customer, None)
-    return found
-
-
 def delete(sim: Simulation, given: Parameters, customer: str) -> Object:
     """Leave a stone with the id, which no other call accepts, and take its cards away."""
-    found = _living(sim, customer)
+    found = sim.get("customer", customer)
     for method in list(sim.store.select("payment_method", customer=customer)):
         sim.save(method | {"customer": None}, "payment_method.detached")
     stone = sim.save({"id": customer, "object": "customer", "deleted": True})

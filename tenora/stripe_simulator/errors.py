@@ -24,13 +24,3 @@ class ApiError(Exception):
         self.keeps_changes = keeps_changes
         given = {"type": kind, "message": message, "code": code, "param": param, **details}
         self.body: dict[str, Any] = {"error": {name: value for name, value in given.items() if value is not None}}
-
-
-def missing(kind: str, object_id: str, param: str | None) -> ApiError:
-    """No such object: 404 when the path names it, 400 when a parameter does, as Stripe does."""
-    return ApiError(
-        f"No such {kind.replace('_', ' ')}: '{object_id}'",
-        status=400 if param else 404,
-        code="resource_missing",
-        param=param or "id",
-    )

@@ -34,7 +34,9 @@ def find(operations: Iterable[Operation], method: str, path: str) -> tuple[Opera
 
 
 def _one(kind: str, path: str) -> Operation:
-    return Operation("GET", f"/v1/{path}/{{id}}", Parameters, lambda sim, _, object_id: sim.get(kind, object_id))
+    return Operation(
+        "GET", f"/v1/{path}/{{id}}", Parameters, lambda sim, _, object_id: sim.get(kind, object_id, or_deleted=True)
+    )
 
 
 def _all(kind: str, path: str, parameters: type[ListParameters]) -> Operation:

@@ -6,13 +6,13 @@ Ids look like Stripe's; an object of a customer with a test clock is created at 
 import secrets
 import string
 import time
-from collections.abc import Callable, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from itertools import dropwhile, islice
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tenora.stripe_simulator.errors import ApiError, missing
+from tenora.stripe_simulator.errors import ApiError
 from tenora.stripe_simulator.parameters import ListParameters
 from tenora.stripe_simulator.store import SimulatorStore
 
@@ -66,11 +66,16 @@ class Simulation:
             self.emit(event, body)
         return body
 
-    def get(self, kind: str, object_id: str, param: str | None = None) -> Object:
-        """An object that must exist. Raises ApiError ``resource_missing``."""
+    def get(self, kind: str, object_id: str, param: str | None = None, *, or_deleted: bool = False) -> Object:
+        """An object that must exist: ``param`` names it, or the path. Raises ApiError ``resource_missing``."""
         found = self.store.load(object_id)
-        if found is None or found["object"] != kind or (found.get("deleted") and param):
-            raise missing(kind, object_id, param)
+        if found is None or found["object"] != kind or (found.get("deleted") and not or_deleted):
+            raise ApiError(
+                f"No such {kind.replace('_', ' ')}: '{object_id}'",
+                status=400 if param else 404,
+                code="resource_missing",
+                param=param or "id",
+            )
         return found
 
     def save(self, body: Object, event: str | None = None) -> Object:
@@ -98,11 +103,12 @@ class Simulation:
         filters = msgspec.structs.asdict(given).items()
         equal = {name: value for name, value in filters if name not in ListParameters.__struct_fields__ and value}
         span = given.created
-        rows = (
+        rows: Iterator[Object] = (
             row for row in self.store.select(kind, **equal) if span.gte <= row["created"] <= span.lte and where(row)
         )
-        if given.starting_after is not None and all(row["id"] != given.starting_after for row in rows):
-            raise missing(kind, given.starting_after, "starting_after")
+        if given.starting_after is not None:
+            self.get(kind, given.starting_after, "starting_after", or_deleted=True)
+            rows = islice(dropwhile(lambda row: row["id"] != given.starting_after, rows), 1, None)
         found = list(islice(rows, given.limit + 1))
         return {"object": "list", "data": found[: given.limit], "has_more": len(found) > given.limit, "url": url}
 
