@@ -7,7 +7,7 @@ acknowledged; the caller (``billing.worker``) tries the same batch again.
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -50,8 +50,17 @@ class ActiveTenants:
 class Meter:
     """Writes batches of stream entries to the ledger."""
 
-    def __init__(self, engine: sa.Engine, stream: UsageStream, settings: BillingSettings) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        stream: UsageStream,
+        settings: BillingSettings,
+        *,
+        announce: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``announce`` is called after each batch, for the threads that watch."""
         self._engine = engine
+        self._announce = announce
         self._stream = stream
         self._settings = settings
         self._limits = RecordingLimits(
@@ -88,6 +97,7 @@ class Meter:
         metrics.TOKENS.inc(sum(one.event.input_tokens + one.event.output_tokens for one in recording.recorded))
         for watcher in self._watchers:
             watcher.add(arrival.event.tenant_id for arrival in arrivals)
+        self._announce()
         metrics.DUPLICATES.inc(len(recording.duplicates))
         self._refuse({entry.id: entry for entry in entries}, refused | recording.refused)
         metrics.BATCH_SECONDS.observe(time.monotonic() - begun)

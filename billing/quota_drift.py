@@ -50,6 +50,11 @@ class QuotaDrift:
         self._looked_at: datetime | None = None
         self._due = time.monotonic() + every_s
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for the next comparison."""
+        return time.monotonic() >= self._due
+
     def record_active(self, tenant_ids: Iterable[str]) -> None:
         """Remember that these tenants used something."""
         for tenant_id in tenant_ids:
@@ -57,7 +62,7 @@ class QuotaDrift:
 
     def run_once(self, backlog: StreamBacklog) -> None:
         """Compare and repair when it is time. Never raises for transient failures."""
-        if time.monotonic() < self._due or backlog.length + backlog.dead_letters > _EVENTS_MAX:
+        if not self.is_due or backlog.length + backlog.dead_letters > _EVENTS_MAX:
             return
         self._due = time.monotonic() + self._every_s
         remaining: deque[tuple[str, bool]] = deque()

@@ -42,7 +42,7 @@ class BillingSettings(InvoiceSettings):
         default=500, ge=1, le=5_000, description="Most usage events that the billing worker records in one transaction."
     )
     billing_block_ms: int = Field(
-        default=500, ge=1, le=10_000, description="How long the billing worker's read waits for new usage events."
+        default=1_000, ge=1, le=10_000, description="How long the billing worker's read waits for new usage events."
     )
     billing_reclaim_idle_ms: int = Field(
         default=5_000,

@@ -24,7 +24,6 @@ from billing.costs.background import CostAttribution
 from billing.costs.settings import CostSettings
 from billing.invoices.closing import close_tenant
 from billing.invoices.schedule import PeriodSchedule
-from billing.jobs import Job, JobThreads
 from billing.limits.limit_alerts import LimitAlerts
 from billing.limits.spending_runner import SpendingRunner
 from billing.metering import OUTAGES, Meter
@@ -43,6 +42,7 @@ from billing.stream import StreamEntry, UsageStream, read_backlog
 from billing.stripe_settings import StripeSettings
 from billing.usage.partitions import add_partitions
 from core import db, telemetry
+from core.loops import DatabaseChanges, Loop, LoopThreads
 from core.settings import PostgresSettings, RedisSettings, TelemetrySettings, check_settings
 from core.struct_types import complete_struct_types
 
@@ -58,8 +58,11 @@ WORKER_PARTS: Final = (
 _START: Final = b"0-0"
 _BACKOFF_MS_MIN: Final = 100
 _JOBS_STOP_S: Final = 5
-_TABLES_EVERY_MS: Final = 3_600_000
-_RECONCILIATION_DUE_MS: Final = 30_000
+_JOBS_BACKOFF_S_MAX: Final = 5
+_CHANGES_LOOK_S: Final = 0.2
+_IDLE_S: Final = 5.0
+_TABLES_EVERY_S: Final = 3_600
+_RECONCILIATION_DUE_S: Final = 30
 _PAYMENTS_STOP_S: Final = 2  # a call that is cut off goes on when its lease ends
 
 _log = structlog.get_logger()
@@ -192,7 +195,8 @@ def run() -> None:
     with connect_redis(RedisSettings(), settings) as redis:
         stream = UsageStream(redis, settings.billing_consumer)
         price_age_max = timedelta(seconds=settings.billing_price_age_s_max)
-        meter = Meter(engine, stream, settings)
+        changes = DatabaseChanges(engine, look_s=_CHANGES_LOOK_S)
+        meter = Meter(engine, stream, settings, announce=changes.announce)
         quotas = QuotaRepair(engine, redis, delay_s=settings.billing_quota_repair_s, price_age_max=price_age_max)
         drift = QuotaDrift(
             engine,
@@ -201,16 +205,23 @@ def run() -> None:
             tenants_max=settings.billing_quota_drift_tenants_max,
             price_age_max=price_age_max,
         )
-        payments = _payments(StripeSettings())
-        jobs = JobThreads([*_jobs(engine, redis, meter, quotas, drift, settings), *(payments.jobs if payments else [])])
+        payments = _payments(StripeSettings(), changes)
+        jobs = LoopThreads(
+            [*_jobs(engine, redis, meter, quotas, drift, settings), *(payments.jobs if payments else [])],
+            changes,
+            backoff_max_s=_JOBS_BACKOFF_S_MAX,
+            failures=metrics.JOBS_FAILED,
+        )
         jobs.start()
-        notifications = delivery.build_runner(PostgresSettings())
+        notifications = delivery.build_runner(PostgresSettings(), changes)
         notifications.start()
         if payments:
             payments.runner.start()
+        changes.start()
         try:
             BillingWorker(redis, stream, meter, quotas, settings, stop).run_forever()
         finally:
+            changes.stop()
             notifications.stop()
             if payments:
                 payments.runner.stop(_PAYMENTS_STOP_S)
@@ -218,14 +229,14 @@ def run() -> None:
     engine.dispose()
 
 
-def _payments(stripe: StripeSettings) -> "Payments | None":
+def _payments(stripe: StripeSettings, changes: DatabaseChanges) -> "Payments | None":
     """What collects payments; None without a key of Stripe's."""
     if stripe.stripe_api_key is None:
         _log.info("no key of stripe: nothing is collected")
         return None
     from billing.payments.background import payments_of  # late: Stripe's SDK
 
-    return payments_of(PostgresSettings(), stripe)
+    return payments_of(PostgresSettings(), stripe, changes)
 
 
 def _jobs(
@@ -235,13 +246,13 @@ def _jobs(
     quotas: QuotaRepair,
     drift: QuotaDrift,
     settings: BillingSettings,
-) -> list[Job]:
+) -> list[Loop]:
     active = meter.watch()
 
     def compare_quotas() -> None:
         quotas.run_once()
         drift.record_active(active.take())
-        if not quotas.wanted:
+        if not quotas.wanted and drift.is_due:
             drift.run_once(read_backlog(redis))
 
     counts = EngineCountKeeper(engine, redis)
@@ -272,14 +283,14 @@ def _jobs(
     invoice_now = partial(close_tenant, engine, kind="threshold")
     spending = SpendingRunner(engine, meter.watch(), invoice_now=invoice_now, buys_credit=buys_credit)
     return [
-        Job("quotas", 1_000, compare_quotas),
-        Job("adjustments", 500, adjustments.run_once),
-        Job("engine_counts", 1_000, keep_engine_counts),
-        Job("spending", 500, spending.run_once),
-        Job("limit_alerts", 500, LimitAlerts(engine, redis, meter.watch()).run_once),
-        Job("periods", 1_000 * settings.billing_schedule_s, PeriodSchedule(engine, grace=grace).run_once),
-        Job("resources", 1_000 * resource_settings.resource_poll_s, resources.run_once),
-        Job("costs", 1_000 * cost_settings.cost_poll_s, costs.run_once),
-        Job("reconciliation", _RECONCILIATION_DUE_MS, reconciliation.run_once),
-        Job("tables", _TABLES_EVERY_MS, maintain_tables),
+        Loop("quotas", compare_quotas, 1),
+        Loop("adjustments", adjustments.run_once, 0.5, _IDLE_S),
+        Loop("engine_counts", keep_engine_counts, 1),
+        Loop("spending", spending.run_once, 0.5, _IDLE_S),
+        Loop("limit_alerts", LimitAlerts(engine, redis, meter.watch()).run_once, 0.5, _IDLE_S),
+        Loop("periods", PeriodSchedule(engine, grace=grace).run_once, settings.billing_schedule_s),
+        Loop("resources", resources.run_once, resource_settings.resource_poll_s),
+        Loop("costs", costs.run_once, cost_settings.cost_poll_s),
+        Loop("reconciliation", reconciliation.run_once, _RECONCILIATION_DUE_S),
+        Loop("tables", maintain_tables, _TABLES_EVERY_S),
     ]

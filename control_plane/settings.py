@@ -165,10 +165,16 @@ class PublishingSettings(Fragment):
 
 
 class WorkerSettings(Fragment):
-    """The worker's loops: how often each runs, how much one round handles, and when it gives up."""
+    """The worker's loops: how often each runs while the database changes, how much one round handles, and when it gives
+    up.
+    """
 
     relay_poll_ms: int = Field(
-        default=100, ge=10, le=1000, description="How often the worker looks for changes to publish to gateways."
+        default=100,
+        ge=10,
+        le=1000,
+        description="How often the worker looks whether Postgres has changed. If so, it publishes changes to "
+        "gateways, and its other loops look for work.",
     )
     relay_batch_max: int = Field(
         default=500, ge=1, le=5000, description="Changes that are published to gateways in one batch."

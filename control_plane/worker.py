@@ -7,9 +7,6 @@ S3.
 
 import signal
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
 
 import structlog
@@ -36,19 +33,15 @@ from control_plane.registry.review.canary_worker import CanaryWorker
 from control_plane.registry.review.validation_worker import ValidationWorker
 from control_plane.registry.revocations.receipts import ReceiptCollector
 from control_plane.settings import ControlSettings, WorkerSettings
-from control_plane.tenants.scheduled_versions import ScheduledVersions
+from control_plane.tenants.scheduled_versions import LOOK_EVERY_S, ScheduledVersions
 from control_plane.tenants.spend_ceilings import SpendCeilings
 from core import db
+from core.loops import DatabaseChanges, Loop, LoopThreads
 from core.struct_types import complete_struct_types
 
-
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """``run_once`` is called again at once while it returns True, otherwise after ``idle_s``."""
-
-    name: str
-    run_once: Callable[[], bool]
-    idle_s: float
+_IDLE_S = 5.0
+_LEASES_S = 2.0  # a validation whose lease has ended
+_REDIS_CHECK_S = 0.5
 
 
 def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
@@ -84,22 +77,23 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     orphans = OrphanSweep(engine, RevisionStore(bucket), worker)
     payment_standings = StandingChanges(engine, handlers_of_changes())
     return [
-        Loop(name="relay", run_once=relay.run_once, idle_s=worker.relay_poll_ms / 1000),
+        Loop("relay", relay.run_once, worker.relay_poll_ms / 1000, _IDLE_S),
+        Loop("relay-redis", relay.check_redis, _REDIS_CHECK_S),
         *(
-            Loop(name=f"validation-{slot}", run_once=validator.run_once, idle_s=worker.validation_poll_ms / 1000)
+            Loop(f"validation-{slot}", validator.run_once, worker.validation_poll_ms / 1000, _LEASES_S)
             for slot in range(worker.validation_slots)
         ),
-        Loop(name="canary", run_once=canaries.run_once, idle_s=worker.canary_poll_ms / 1000),
-        Loop(name="revocations", run_once=receipts.run_once, idle_s=worker.revocation_poll_ms / 1000),
-        Loop(name="revocations-kept", run_once=receipts.recheck_unloaded, idle_s=worker.cleanup_poll_s),
-        Loop(name="payment-standings", run_once=payment_standings.run_once, idle_s=worker.relay_poll_ms / 1000),
+        Loop("canary", canaries.run_once, worker.canary_poll_ms / 1000, _IDLE_S),
+        Loop("revocations", receipts.run_once, worker.revocation_poll_ms / 1000, _IDLE_S),
+        Loop("revocations-kept", receipts.recheck_unloaded, worker.cleanup_poll_s),
+        Loop("payment-standings", payment_standings.run_once, worker.relay_poll_ms / 1000, _IDLE_S),
         *_published_terms(engine, redis, worker),
-        Loop(name="removal", run_once=removal.run_once, idle_s=worker.cleanup_poll_s),
-        Loop(name="orphans", run_once=orphans.run_once, idle_s=worker.orphans_poll_s),
-        Loop(name="cleanup", run_once=cleanup.run_once, idle_s=worker.cleanup_poll_s),
-        Loop(name="pin-history", run_once=lambda: _correct_pin_history(engine), idle_s=worker.cleanup_poll_s),
-        Loop(name="stored-sizes", run_once=sizes.run_once, idle_s=worker.cleanup_poll_s),
-        Loop(name="idempotency", run_once=remove_expired_responses, idle_s=worker.cleanup_poll_s),
+        Loop("removal", removal.run_once, worker.cleanup_poll_s),
+        Loop("orphans", orphans.run_once, worker.orphans_poll_s),
+        Loop("cleanup", cleanup.run_once, worker.cleanup_poll_s),
+        Loop("pin-history", lambda: _correct_pin_history(engine), worker.cleanup_poll_s),
+        Loop("stored-sizes", sizes.run_once, worker.cleanup_poll_s),
+        Loop("idempotency", remove_expired_responses, worker.cleanup_poll_s),
     ]
 
 
@@ -109,9 +103,9 @@ def _published_terms(engine: Engine, redis: Redis, worker: WorkerSettings) -> li
     changed = ChangedCeilings(engine)
     scheduled = ScheduledVersions(engine)
     return [
-        Loop(name="spend-ceilings", run_once=ceilings.run_once, idle_s=worker.spend_ceiling_poll_s),
-        Loop(name="changed-ceilings", run_once=changed.run_once, idle_s=worker.ceiling_publish_poll_ms / 1000),
-        Loop(name="scheduled-versions", run_once=scheduled.run_once, idle_s=worker.scheduled_version_poll_ms / 1000),
+        Loop("spend-ceilings", ceilings.run_once, worker.spend_ceiling_poll_s),
+        Loop("changed-ceilings", changed.run_once, worker.ceiling_publish_poll_ms / 1000, _IDLE_S),
+        Loop("scheduled-versions", scheduled.run_once, worker.scheduled_version_poll_ms / 1000, LOOK_EVERY_S),
     ]
 
 
@@ -135,39 +129,22 @@ def run(settings: ControlSettings) -> int:
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     engine = db.connect(settings.postgres)
-    threads = [
-        threading.Thread(
-            target=run_forever, args=(loop, stop, settings.worker.loop_backoff_max_s), name=loop.name, daemon=True
-        )
-        for loop in loops(settings, engine)
-    ]
-    for thread in threads:
-        thread.start()
-    structlog.get_logger().info("worker started", loops=[thread.name for thread in threads])
+    changes = DatabaseChanges(engine, look_s=settings.worker.relay_poll_ms / 1000)
+    threads = LoopThreads(
+        found := loops(settings, engine),
+        changes,
+        backoff_max_s=settings.worker.loop_backoff_max_s,
+        failures=metrics.LOOP_FAILURES,
+        alive=metrics.LOOP_ALIVE,
+    )
+    threads.start()
+    changes.start()
+    structlog.get_logger().info("worker started", loops=[loop.name for loop in found])
     remove_abandoned(settings.upload.upload_work_dir)
     stop.wait()
-    deadline = time.monotonic() + settings.worker.worker_stop_s
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    late = [thread.name for thread in threads if thread.is_alive()]
+    changes.stop()
+    late = threads.stop(settings.worker.worker_stop_s)
     structlog.get_logger().info("worker stopped", unfinished=late)
     if not late:
         engine.dispose()
     return 1 if late else 0
-
-
-def run_forever(loop: Loop, stop: threading.Event, backoff_max_s: float) -> None:
-    """Repeat a loop's round until ``stop`` is set."""
-    failures = 0
-    while not stop.is_set():
-        try:
-            more = loop.run_once()
-            failures = 0
-            metrics.LOOP_ALIVE.labels(loop.name).set_to_current_time()
-            pause_s = 0.0 if more else loop.idle_s
-        except Exception as error:  # noqa: BLE001 - a loop survives every error of one round
-            failures += 1
-            metrics.LOOP_FAILURES.labels(loop.name).inc()
-            pause_s = min(backoff_max_s, 0.1 * 2 ** min(failures, 10))
-            structlog.get_logger().warning("loop round failed", loop=loop.name, failures=failures, exc_info=error)
-        stop.wait(pause_s)

@@ -43,13 +43,16 @@ class AdjustmentRunner:
         self._waiting: set[str] = set()
         self._started = False
 
-    def run_once(self) -> None:
-        """Adjust every tenant that is due. Those that fail are due again at the next run."""
+    def run_once(self) -> float | None:
+        """Adjust every tenant that is due. Those that fail are due again at the next run. Returns the seconds until
+        one is due without a change.
+        """
         self._waiting |= self._active.take() | self._metered.take()
         self._waiting = set(each_tenant(self._corrected(self._waiting), "adjust", self._adjust))
         if not self._started:
             self._adjust_all()
             self._started = True
+        return 0.0 if self._waiting else None
 
     def _adjust(self, tenant_id: str) -> None:
         """The quota is corrected even if nothing is posted now: a close, or a run that failed, may have posted it."""

@@ -63,8 +63,10 @@ class LimitAlerts:
         self._looked_at: dict[str, int] = {}
         self._written: set[tuple[str, str]] = set()
 
-    def run_once(self) -> None:
-        """Look at every tenant that is due. Those that fail are due again at the next run."""
+    def run_once(self) -> float | None:
+        """Look at every tenant that is due. Those that fail are due again at the next run. Returns the seconds until
+        one is due without a change.
+        """
         self._waiting |= self._active.take() | self._take_others()
         now = time.monotonic_ns()
         self._looked_at = {each: at for each, at in self._looked_at.items() if now - at < self._every_ns}
@@ -73,6 +75,7 @@ class LimitAlerts:
         failed = each_tenant(due, "limit alerts", lambda tenant_id: self._look(tenant_id, grants.get(tenant_id)))
         self._looked_at |= dict.fromkeys(due, now)
         self._waiting = self._waiting.difference(due).union(failed)
+        return 0.0 if self._waiting or self._others else None
 
     def _take_others(self) -> set[str]:
         """Tenants that set a limit lately, and some of all tenants."""

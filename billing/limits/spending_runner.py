@@ -75,13 +75,18 @@ class SpendingRunner:
         self._left_at: datetime | None = None
         self._low_at: datetime | None = None
 
-    def run_once(self) -> None:
-        """Look at every tenant that is due. Those that fail are due again at the next run."""
+    def run_once(self) -> float | None:
+        """Look at every tenant that is due. Those that fail are due again at the next run. Returns the seconds until
+        one is due without a change.
+        """
         self._waiting |= self._active.take()
         with unit_of_work(self._engine) as session:
             now = database_now(session)
             due = self._due(session, now) | self._low(session, now)
             self._expiring |= _expired(session, self._looked_at, now, self._waiting)
+            next_at = session.exec(
+                select(sa.func.min(SpendCeiling.recheck_at)).where(col(SpendCeiling.recheck_at) > now)
+            ).one()
         self._looked_at = now
         self._waiting = set()
         self._waiting |= set(each_tenant(sorted(due), "ceiling", self._refresh))
@@ -89,6 +94,9 @@ class SpendingRunner:
         if self._left_at is None or now >= self._left_at + _LEFT_EVERY:
             self._end_gifts()
             self._left_at = now
+        if self._waiting or self._expiring:
+            return 0.0
+        return None if next_at is None else (next_at - now).total_seconds()
 
     def _due(self, session: Session, now: datetime) -> set[str]:
         """Tenants with a ceiling of which something changed, and all of them at the first look."""

@@ -25,10 +25,12 @@ from billing.notifications.signing_secrets import SecretBox, SecretUnreadable
 from billing.notifications.webhook_sender import WebhookSender
 from billing.notifications.webhook_signatures import signed_headers
 from core import clock, db
+from core.loops import DatabaseChanges
 from core.settings import PostgresSettings
 
 STOP_S: Final = 12  # one attempt's time, and less than a supervisor waits before it kills the worker
 _PAUSE_AFTER_ERROR_S: Final = 2
+_IDLE_S: Final = 2.0  # a message that is sent again after its pause
 _OUTAGES: Final = (DBAPIError, PoolTimeout)
 _CONNECTIONS: Final = 4
 _log = structlog.get_logger()
@@ -96,13 +98,18 @@ class DeliveryRunner:
     """Claims due deliveries and hands each to a thread, until it is stopped. ``start`` and ``stop`` are called once."""
 
     def __init__(
-        self, queue: DeliveryQueue, attempt: Callable[[ClaimedDelivery], SendResult], settings: DeliverySettings
+        self,
+        queue: DeliveryQueue,
+        attempt: Callable[[ClaimedDelivery], SendResult],
+        settings: DeliverySettings,
+        changes: DatabaseChanges | None = None,
     ) -> None:
         self._queue = queue
         self._attempt = attempt
         self._settings = settings
         self._stop = threading.Event()
-        self._wake = threading.Event()
+        self._wake = threading.Event() if changes is None else changes.subscribe()
+        self._idle_s = settings.notifications_poll_ms / 1000 if changes is None else _IDLE_S
         self._free = threading.Semaphore(settings.notifications_threads)
         self._threads = ThreadPoolExecutor(settings.notifications_threads, thread_name_prefix="notification")
         self._loop = threading.Thread(target=self._run, name="notifications", daemon=True)
@@ -135,7 +142,7 @@ class DeliveryRunner:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            pause_s = self._settings.notifications_poll_ms / 1000
+            pause_s = self._idle_s
             self._wake.clear()
             try:
                 self.run_once()
@@ -160,7 +167,7 @@ class DeliveryRunner:
             self._wake.set()
 
 
-def build_runner(postgres: PostgresSettings) -> DeliveryRunner:
+def build_runner(postgres: PostgresSettings, changes: DatabaseChanges) -> DeliveryRunner:
     """The runner of the billing worker, from the environment. It has a few database connections of its own."""
     shared, settings = NotificationSettings(), DeliverySettings()
     engine = db.connect(postgres.model_copy(update={"postgres_pool_max": _CONNECTIONS}))
@@ -172,7 +179,7 @@ def build_runner(postgres: PostgresSettings) -> DeliveryRunner:
     )
     emails, box = EmailSender(SmtpSettings()), SecretBox(shared.notification_keys)
     courier = Courier(webhooks, emails, box, sender=shared.notifications_email_from)
-    return DeliveryRunner(DeliveryQueue(engine, settings), courier.attempt, settings)
+    return DeliveryRunner(DeliveryQueue(engine, settings), courier.attempt, settings, changes)
 
 
 def _cause(error: Exception) -> str:

@@ -7,7 +7,6 @@ from datetime import timedelta
 import sqlalchemy as sa
 import structlog
 
-from billing.jobs import Job
 from billing.payments import event_store, metrics, queries
 from billing.payments.dunning import DunningRounds
 from billing.payments.event_handling import EventHandler
@@ -18,17 +17,21 @@ from billing.stripe_client import StripeAccount
 from billing.stripe_settings import StripeSettings
 from core.db import connect, unit_of_work
 from core.errors import InvalidSettings
+from core.loops import DatabaseChanges, Loop
 from core.settings import PostgresSettings
 
 _CONNECTIONS = 5  # one for each job
-_DUNNING_EVERY_MS = 1_000
+_DUNNING_EVERY_S = 1
+_IDLE_S = 5.0
 _log = structlog.get_logger()
 
 
 class Payments:
     """What the billing worker runs. ``jobs`` are for its job threads; ``runner`` has threads of its own."""
 
-    def __init__(self, engine: sa.Engine, stripe: StripeSettings, settings: PaymentSettings) -> None:
+    def __init__(
+        self, engine: sa.Engine, stripe: StripeSettings, settings: PaymentSettings, changes: DatabaseChanges
+    ) -> None:
         call_s = stripe.stripe_connect_timeout_s + stripe.stripe_read_timeout_s
         if timedelta(seconds=settings.payments_lease_s) <= timedelta(seconds=call_s):
             raise InvalidSettings(
@@ -43,14 +46,15 @@ class Payments:
         account = StripeAccount(stripe)
         self._engine = engine
         queues = PaymentQueues(engine, settings)
-        self.runner = PaymentRunner(queues, Performer(account, queues))
+        self.runner = PaymentRunner(queues, Performer(account, queues), changes)
         self._events = EventHandler(engine, account, settings)
+        poll_s = settings.payments_poll_ms / 1000
         self.jobs = [
-            Job("stripe_events", settings.payments_poll_ms, self._handle_events),
-            Job("stripe_payment_events", settings.payments_poll_ms, self._handle_payment_events),
-            Job("stripe_events_listed", 1_000 * settings.payments_catch_up_s, self._catch_up),
-            Job("dunning", _DUNNING_EVERY_MS, DunningRounds(engine, settings).run_once),
-            Job("payment_queues", 10_000, self._count_stopped),
+            Loop("stripe_events", self._handle_events, poll_s, _IDLE_S),
+            Loop("stripe_payment_events", self._handle_payment_events, poll_s, _IDLE_S),
+            Loop("stripe_events_listed", self._catch_up, settings.payments_catch_up_s),
+            Loop("dunning", DunningRounds(engine, settings).run_once, _DUNNING_EVERY_S, _IDLE_S),
+            Loop("payment_queues", self._count_stopped, 10),
         ]
         where = "the simulator, no real money" if stripe.stripe_api_base else "Stripe"
         _log.info("payments go to", stripe=where, address=stripe.stripe_api_base)
@@ -71,9 +75,9 @@ class Payments:
             metrics.QUEUES_STOPPED.set(queries.count_stopped(session))
 
 
-def payments_of(postgres: PostgresSettings, stripe: StripeSettings) -> Payments:
+def payments_of(postgres: PostgresSettings, stripe: StripeSettings, changes: DatabaseChanges) -> Payments:
     """Payments with a few database connections of their own."""
     settings = PaymentSettings()
     connections = settings.payments_threads + _CONNECTIONS
     engine = connect(postgres.model_copy(update={"postgres_pool_max": connections}))
-    return Payments(engine, stripe, settings)
+    return Payments(engine, stripe, settings, changes)

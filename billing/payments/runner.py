@@ -40,10 +40,13 @@ from billing.stripe_errors import (
     StripeUnavailable,
 )
 from core.errors import AppError
+from core.loops import DatabaseChanges
 
 _OUTAGES = (OperationalError, InterfaceError, PoolTimeout)
 """Postgres does not answer, or asks to try again. Other errors of it are refusals, which would repeat without end."""
 _PAUSE_AFTER_ERROR_S = 2
+_IDLE_S = 2.0  # a call that is made again after its pause; one thread looks for it, and its claim wakes the others
+_OTHERS_IDLE_S = 10.0
 _log = structlog.get_logger()
 
 
@@ -131,13 +134,17 @@ def _refused(claim: Claim, failure: AppError) -> Outcome:
 class PaymentRunner:
     """Threads that claim and perform until they are stopped. ``start`` and ``stop`` are called once."""
 
-    def __init__(self, queues: PaymentQueues, performer: Performer) -> None:
+    def __init__(self, queues: PaymentQueues, performer: Performer, changes: DatabaseChanges | None = None) -> None:
+        """Without ``changes`` every thread looks every ``payments_poll_ms``."""
         self._queues = queues
         self._performer = performer
         self._stop = threading.Event()
+        numbers = range(queues.settings.payments_threads)
+        self._wakes = [threading.Event() if changes is None else changes.subscribe() for _ in numbers]
+        idle_s = [0.0 if changes is None else _OTHERS_IDLE_S if number else _IDLE_S for number in numbers]
         self._threads = [
-            threading.Thread(target=self._run, name=f"payments-{number}", daemon=True)
-            for number in range(queues.settings.payments_threads)
+            threading.Thread(target=self._run, args=waiting, name=f"payments-{number}", daemon=True)
+            for number, waiting in enumerate(zip(self._wakes, idle_s, strict=True))
         ]
 
     def start(self) -> None:
@@ -148,6 +155,8 @@ class PaymentRunner:
     def stop(self, timeout_s: int) -> None:
         """Claim nothing more, and wait for running operations. One that is cut off goes on when its lease ends."""
         self._stop.set()
+        for wake in self._wakes:
+            wake.set()
         for thread in self._threads:
             thread.join(timeout_s)
 
@@ -156,8 +165,9 @@ class PaymentRunner:
         claim = self._queues.claim()
         return None if claim is None else self._performer.run(claim)
 
-    def _run(self) -> None:
+    def _run(self, wake: threading.Event, idle_s: float) -> None:
         while not self._stop.is_set():
+            wake.clear()
             pause_s = self._queues.settings.payments_poll_ms / 1000
             try:
                 if self.run_once() is not None:
@@ -168,4 +178,5 @@ class PaymentRunner:
             except Exception:  # noqa: BLE001 - the thread survives every defect; the operation keeps its lease
                 _log.error("a payment operation failed by a defect", exc_info=True)
                 pause_s = _PAUSE_AFTER_ERROR_S
-            self._stop.wait(pause_s)
+            if not self._stop.wait(pause_s):
+                wake.wait(idle_s)

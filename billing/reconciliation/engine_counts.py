@@ -1,9 +1,11 @@
 """Keeps the engines' counters, which agents report to Redis each second, in Postgres: Redis may lose them.
 
 A crash of billing loses nothing, because counters are totals since the engine's start. If Redis loses its data within
-the second after an engine has died, before the worker reads it, what that engine counted in its last second is lost.
+the second after an engine has died, before the worker reads it, what that engine counted in its last second is lost,
+and of the agent's own requests what it counted in its last minute.
 """
 
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final, cast
@@ -22,27 +24,37 @@ from core.db import database_now, unit_of_work
 
 _COUNTS: Final = EngineCounters.__struct_fields__
 _FORGET_AFTER: Final = timedelta(days=7)
+_PROBES_EVERY_S: Final = 60
 
 Boot = str
 """``<replica id>/<boot id>``, the name of an engine process in Redis."""
 
 
 class EngineCountKeeper:
-    """The worker's copy of the counters: it writes those that changed since its last turn."""
+    """The worker's copy of the counters: it writes those in which the tenants' part has changed since its last turn,
+    and the others once a minute. An idle engine counts nothing but its probes.
+    """
 
     def __init__(self, engine: sa.Engine, redis: redis_client.Redis) -> None:
         self._engine = engine
         self._redis = redis
-        self._written: dict[Boot, EngineCounters] = {}
+        self._written: dict[Boot, tuple[EngineCounters, float]] = {}  # and when, by the monotonic clock
 
     def run_once(self) -> None:
         """Store what changed, and remove from Redis the counters of engines that have not reported for a week."""
-        reported = read_reported(self._redis)
-        changed = {boot: counts for boot, counts in reported.items() if self._written.get(boot) != counts}
+        reported, now = read_reported(self._redis), time.monotonic()
+        changed = {boot: counts for boot, counts in reported.items() if self._is_due(boot, counts, now)}
         if changed:
             with unit_of_work(self._engine) as session:
                 store(session, changed)
-        self._written = reported
+        written = {boot: self._written[boot] for boot in reported.keys() - changed.keys()}
+        self._written = written | {boot: (counts, now) for boot, counts in changed.items()}
+
+    def _is_due(self, boot: Boot, counts: EngineCounters, now: float) -> bool:
+        if (known := self._written.get(boot)) is None:
+            return True
+        before, at = known
+        return _of_tenants(counts) != _of_tenants(before) or (counts != before and now - at >= _PROBES_EVERY_S)
 
     def forget_ended(self) -> None:
         """Remove the counters of engines that have counted nothing for a week from Redis. They stay in Postgres; an
@@ -59,6 +71,10 @@ class EngineCountKeeper:
             ended = {f"{replica_id}/{boot_id}" for replica_id, boot_id in session.exec(statement)}
         if gone := ended.intersection(read_reported(self._redis)):
             self._redis.hdel(redis_keys.ENGINE_COUNTERS, *gone)
+
+
+def _of_tenants(counts: EngineCounters) -> tuple[int, int, int]:
+    return counts.tenant_tokens, counts.cached_prompt_tokens, counts.tenant_kv_page_ms
 
 
 def store(session: Session, reported: Mapping[Boot, EngineCounters]) -> None:

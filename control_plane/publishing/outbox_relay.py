@@ -53,6 +53,7 @@ class OutboxRelay:
         self._signer = signer
         self._own = SnapshotVerifier(signer.public_key)
         self._batch_max = batch_max
+        self._left_at: Position | None = None  # as the last round found or left it
 
     def run_once(self) -> bool:
         """Publish waiting changes up to the batch size. Returns whether more may be waiting."""
@@ -63,6 +64,13 @@ class OutboxRelay:
                 return self._publish_waiting()
             except PublishConflict:
                 return True
+
+    def check_redis(self) -> bool:
+        """Publish if Redis has not what the last round left there: it lost data, or another process published. Returns
+        what ``run_once`` returns.
+        """
+        unchanged = self._left_at in (None, snapshot_store.read_position(self._redis))
+        return not unchanged and self.run_once()
 
     def rebuild(self, reason: str, *, wait_s: float = 30) -> Position:
         """Replace the snapshot in Redis with the state of Postgres, under a new epoch, in one step for gateways. Raises
@@ -87,9 +95,11 @@ class OutboxRelay:
                 rows = session.exec(select(OutboxChange).order_by(*order).limit(self._batch_max)).all()
                 changes = [] if _has_lost(stored, last) else self._read(session, rows)
             if stored is not None and not _has_lost(stored, last):
+                self._left_at = stored.position
                 if not changes:
                     return False
                 new = snapshot_store.append(pipe, stored, changes, self._signer, now_ms)
+                self._left_at = new
                 self._record_published(new, rows)
                 _count(changes, rows)
                 return len(rows) == self._batch_max

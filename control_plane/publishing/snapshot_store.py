@@ -78,6 +78,14 @@ def watched(redis: Redis) -> Iterator[Pipeline]:
             raise PublishConflict from error
 
 
+def read_position(redis: Redis) -> Position | None:
+    """What Redis says its position is. Not verified: believe ``read_stored``."""
+    epoch, generation = cast("list[bytes | None]", redis.hmget(redis_keys.SNAPSHOT_META, ["epoch", "generation"]))
+    if epoch is None or generation is None or not generation.isdigit():
+        return None
+    return Position(epoch=epoch.decode(errors="replace"), generation=int(generation))
+
+
 def read_stored(pipe: Pipeline, verifier: SnapshotVerifier) -> Stored | None:
     """What Redis has, or None without a snapshot of ours. Call it on a watched pipeline, before MULTI."""
     fields = ["epoch", "generation", "root", "root_signature", *(_hash_field(kind) for kind in KINDS)]

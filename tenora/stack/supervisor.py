@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ _BACKOFF_FIRST_S: Final = 0.2
 _BACKOFF_MAX_S: Final = 5.0
 _STEADY_S: Final = 30.0  # a program that ran this long starts again without delay
 _TICK_S: Final = 0.1
+_READY_TICK_S: Final = 0.5  # while every program is ready; the end of one is seen at once
 _LEFTOVERS_S: Final = 20.0
 
 
@@ -39,7 +42,9 @@ class Child:
 
 
 class Supervisor:
-    """Runs programs until it is asked to stop. Each tick, about ten times a second, calls ``on_tick``."""
+    """Runs programs until it is asked to stop. Each tick calls ``on_tick``: about ten times a second, or twice while
+    every program is ready, and at each signal.
+    """
 
     def __init__(self, programs: list[Program], run_folder: Path, on_tick: Callable[[], None]) -> None:
         self._children = {program.name: Child(program) for program in programs}
@@ -52,13 +57,18 @@ class Supervisor:
         """Run until SIGTERM or SIGINT. Call from the main thread: its death makes the kernel stop the children."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # a program has ended: wakes the loop below
         end_leftovers(self._state_file)
-        while not self._stopping:
-            for child in self._children.values():
-                self._advance(child)
-            self._write_state()
-            self._on_tick()
-            time.sleep(_TICK_S)
+        with _woken_by_signals() as woken:
+            while not self._stopping:
+                for child in self._children.values():
+                    self._advance(child)
+                self._write_state()
+                self._on_tick()
+                is_ready = all(child.state in ("ready", "done") for child in self._children.values())
+                select.select([woken], [], [], _READY_TICK_S if is_ready else _TICK_S)
+                with contextlib.suppress(BlockingIOError):
+                    woken.recv(4096)
         self._stop_all()
 
     def _request_stop(self, _number: int, _frame: object) -> None:
@@ -132,6 +142,20 @@ class Supervisor:
             partial.write_text(text)
             partial.rename(self._state_file)
             self._written = text
+
+
+@contextlib.contextmanager
+def _woken_by_signals() -> Iterator[socket.socket]:
+    """A socket that can be read after each signal with a handler. A sleep would go on after it."""
+    woken, wakes = socket.socketpair()
+    with woken, wakes:
+        woken.setblocking(False)
+        wakes.setblocking(False)
+        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        try:
+            yield woken
+        finally:
+            signal.set_wakeup_fd(-1)
 
 
 def end_leftovers(state_file: Path) -> None:

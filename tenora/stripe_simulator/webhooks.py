@@ -26,7 +26,8 @@ from tenora.stripe_simulator.store import SimulatorStore
 EVENTS_KEPT_S: Final = 30 * 86_400
 ATTEMPTS_MAX: Final = 16
 _TIMEOUT_S: Final = 10
-_IDLE_S: Final = 0.05
+_LOOK_S: Final = 0.1
+_IDLE_S: Final = 1.0
 _BACKOFF_S_MAX: Final = 3_600
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _log = structlog.get_logger()
@@ -77,10 +78,17 @@ class EventDelivery:
         """Until cancelled."""
         try:
             while True:
+                seen = self._store.sql.total_changes
                 if self._store.setting("delivery", {}).get("paused") or not await self.send_due():
-                    await asyncio.sleep(_IDLE_S)
+                    await self._wait_for_change(seen)
         finally:
             await self._client.aclose()
+
+    async def _wait_for_change(self, seen: int) -> None:
+        """Until a row of the store changes, at most for a second: a delivery that failed may be due."""
+        until = time.monotonic() + _IDLE_S
+        while self._store.sql.total_changes == seen and time.monotonic() < until:  # noqa: ASYNC110 - SQLite has no event
+            await asyncio.sleep(_LOOK_S)
 
     async def send_due(self, *, all_waiting: bool = False) -> int:
         """Post what is due, or all that waits, in the order that is set. Returns the number of accepted posts."""

@@ -64,6 +64,11 @@ def pools_of(alive: Sequence[ReplicaStatus]) -> list[CanaryPool]:
     ]
 
 
+def any_waits(session: Session) -> bool:
+    """Whether a revision waits for its canary run or for the result."""
+    return session.exec(_waiting(Revision.id).limit(1)).first() is not None
+
+
 def overdue(session: Session, settings: WorkerSettings) -> dict[str, int]:
     """Revisions whose canary run was not answered in time, with the number of the attempt; the oldest first."""
     asked = col(Revision.canary_asked_at)

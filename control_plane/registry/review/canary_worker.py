@@ -30,15 +30,19 @@ class CanaryWorker:
         self._redis = redis
         self._settings = settings
 
-    def run_once(self) -> bool:
-        """Collect results and request runs. Returns whether more results may be waiting."""
+    def run_once(self) -> bool | float:
+        """Collect results and request runs. Returns whether more results may be waiting, or, while a revision waits for
+        its run or its result, the seconds until the next look: agents report in Redis.
+        """
         alive = fleet.statuses(self._redis)
         states = self._attempt_states(
             alive
         )  # before collecting: a replica that answers after this scan still counts as running
         collected = self._collect()
-        self._ask(canary_jobs.pools_of(alive), states)
-        return collected == self._settings.canary_batch_max
+        waiting = self._ask(canary_jobs.pools_of(alive), states)
+        if collected == self._settings.canary_batch_max:
+            return True
+        return self._settings.canary_poll_ms / 1000 if waiting else False
 
     def _attempt_states(self, alive: Sequence[ReplicaStatus]) -> dict[tuple[str, int], AttemptState]:
         """The states of the overdue attempts, by revision and attempt."""
@@ -88,8 +92,11 @@ class CanaryWorker:
             self._redis.lrem(redis_keys.CANARY_RESULTS, -1, cast("str", encoded))
         return len(results)
 
-    def _ask(self, pools: Sequence[CanaryPool], states: Mapping[tuple[str, int], AttemptState]) -> None:
+    def _ask(self, pools: Sequence[CanaryPool], states: Mapping[tuple[str, int], AttemptState]) -> bool:
+        """Request runs. Returns whether any revision waits for its run or its result."""
         with unit_of_work(self._engine) as session:
+            if not canary_jobs.any_waits(session):
+                return False
             canary_jobs.mark_waiting(session, pools, self._settings)
             canary_jobs.extend(session, dict(attempt for attempt, state in states.items() if state == "open"))
         for pool in pools:
@@ -98,3 +105,4 @@ class CanaryWorker:
             for job in jobs:
                 self._redis.lpush(redis_keys.canary_jobs(job.base_model, job.rank_class), msgspec.json.encode(job))
                 structlog.get_logger().info("canary run requested", revision_id=job.revision_id, attempt=job.attempt)
+        return True

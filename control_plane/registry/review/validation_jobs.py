@@ -44,11 +44,14 @@ def claim(session: Session, *, lease_s: int, attempts_max: int) -> ValidationJob
 
     A revision whose validation was already cut short ``attempts_max`` times is rejected instead.
     """
+    claimable = _unchecked(), _unleased(database_now(session))
+    if session.exec(select(Revision.id).where(*claimable).limit(1)).first() is None:
+        return None  # the usual case, without the turns of all tenants
     order = tenant_turns.turns(session)
     waiting = (
         select(Revision)
         .join(order, order.c.id == col(Revision.id))
-        .where(_unchecked(), _unleased(database_now(session)))
+        .where(*claimable)
         .order_by(order.c.turn, col(Revision.id))
         .limit(1)
         .with_for_update(of=Revision, skip_locked=True)

@@ -73,17 +73,21 @@ class ReceiptCollector:
         self._clear_since: dict[str, datetime] = {}
         self._after = {"awaited": "", "unloaded": ""}
 
-    def run_once(self) -> bool:
-        """Scan the next batch of revocations that replicas have not confirmed. Returns whether the round has more."""
-        return self._scan("awaited", col(AdapterRevocation.unloaded_at).is_(None))
+    def run_once(self) -> bool | float:
+        """Scan the next batch of revocations that replicas have not confirmed. Returns whether the round has more, or,
+        while any is awaited, the seconds until the next scan: replicas confirm in Redis.
+        """
+        found, more = self._scan("awaited", col(AdapterRevocation.unloaded_at).is_(None))
+        return self._settings.revocation_poll_ms / 1000 if found and not more else more
 
     def recheck_unloaded(self) -> bool:
         """Scan the next batch of revocations that every live replica has confirmed: other replicas may come back, and
         the publication ends after its time. Returns whether the round has more.
         """
-        return self._scan("unloaded", col(AdapterRevocation.unloaded_at).is_not(None))
+        return self._scan("unloaded", col(AdapterRevocation.unloaded_at).is_not(None))[1]
 
-    def _scan(self, which: str, condition: ColumnElement[bool]) -> bool:
+    def _scan(self, which: str, condition: ColumnElement[bool]) -> tuple[int, bool]:
+        """The number of revocations in the batch, and whether the round has more."""
         rows = revocations.open_revocations().where(condition, col(AdapterRevocation.id) > self._after[which])
         with unit_of_work(self._engine) as session:
             batch = session.exec(
@@ -92,12 +96,12 @@ class ReceiptCollector:
         more = len(batch) == self._settings.revocation_batch_max
         self._after[which] = batch[-1].id if more else ""
         if not batch:
-            return False
+            return 0, False
         alive = fleet.statuses(self._redis)
         for row, answered in zip(batch, self._answers([row.id for row in batch]), strict=True):
             with unit_of_work(self._engine) as session:
                 self._record(session, row.id, answered, alive)
-        return more
+        return len(batch), more
 
     def _answers(self, revocation_ids: Sequence[str]) -> list[dict[bytes, bytes]]:
         """The receipts of each revocation. They expire some time after the last read."""

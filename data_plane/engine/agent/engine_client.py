@@ -5,12 +5,25 @@ A 200 from ``/health`` does not prove health: an engine can answer it while it g
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from data_plane.engine.kv_table import KvTableReader
 from data_plane.engine.settings import ReplicaSettings
+
+_READ: Final = (
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_cached_total",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:cache_config_info",
+)
+"""What ``parse_metrics`` reads. To parse the hundreds of other lines of the page would cost more than all else that an
+agent does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +72,8 @@ def parse_metrics(text: str) -> EngineMetrics:
     """
     values: dict[str, float] = {}
     cache: dict[str, str] = {}
-    for family in text_string_to_metric_families(text):
+    read = "\n".join(line for line in text.splitlines() if line.startswith(_READ))
+    for family in text_string_to_metric_families(read):
         for sample in family.samples:
             if sample.name == "vllm:cache_config_info":
                 cache = sample.labels

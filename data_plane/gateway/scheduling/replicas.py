@@ -57,6 +57,7 @@ class Replicas:
         self.failed_by = failed_by
         self._poll_s = poll_ms / 1000
         self._stale_s = stale_s
+        self._ids: list[str] = []
         self._statuses: dict[str, ReplicaStatus] = {}
         self._heartbeats: dict[str, tuple[int, float]] = {}  # each heartbeat, and when this process first saw it
         self._loads: dict[str, ReplicaLoad] = {}
@@ -110,8 +111,11 @@ class Replicas:
         """Read all heartbeats and held pages once, and the residency of replicas where it has changed. Raises
         redis.RedisError.
         """
-        ids = [_text(name) for name in await self._redis.zrange(redis_keys.REPLICAS, 0, -1)]
-        values, held = await self._read(ids)
+        ids = self._ids
+        found, values, held = await self._read(ids)
+        if found != ids:
+            self._ids = ids = found
+            _, values, held = await self._read(ids)
         statuses: dict[str, ReplicaStatus] = {}
         for name, value in zip(ids, values, strict=True):
             if value is None:
@@ -164,20 +168,23 @@ class Replicas:
             _apply_held(candidate.status.id, candidate.load, held)
         self.peers.apply(sent, replies[: sent.commands])
 
-    async def _read(self, ids: list[str]) -> tuple[list[Any], list[Any]]:
-        """Heartbeats and held pages in the order of the ids. Applies the other gateways' backlogs as well."""
+    async def _read(self, ids: list[str]) -> tuple[list[str], list[Any], list[Any]]:
+        """The ids of all replicas, and heartbeats and held pages of the given ones, in their order. Applies the other
+        gateways' backlogs as well.
+        """
         async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.zrange(redis_keys.REPLICAS, 0, -1)
             self.peers.add_peers_query(pipe)
             sent = self.peers.add_exchange(pipe, self._pools)
             for name in ids:
                 pipe.get(redis_keys.replica(name))
             for name in ids:
                 pipe.hget(redis_keys.replica_held_pages(name), "total")
-            peers, *replies = await pipe.execute()
+            names, peers, *replies = await pipe.execute()
         self.peers.apply_peers(peers)
         self.peers.apply(sent, replies[: sent.commands])
         replies = replies[sent.commands :]
-        return replies[: len(ids)], replies[len(ids) :]
+        return [_text(name) for name in names], replies[: len(ids)], replies[len(ids) :]
 
     async def _refresh_residency(self) -> None:
         changed = [

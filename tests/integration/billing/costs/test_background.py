@@ -4,11 +4,12 @@ import pytest
 import redis as redis_client
 import sqlalchemy as sa
 
+from billing import metrics
 from billing.costs.background import CostAttribution
-from billing.jobs import Job, JobThreads
 from billing.worker import connect_redis
 from control_plane import database_roles
 from core import db, redis_acl
+from core.loops import DatabaseChanges, Loop, LoopThreads
 from tests.conftest import wait_until
 from tests.fixtures.least_privilege import as_role, as_user
 
@@ -22,8 +23,10 @@ def as_billing(costs, postgres_settings, redis_settings):
     engine.dispose()
 
 
-def background(engine, redis, settings) -> JobThreads:
-    return JobThreads([Job("costs", 50, CostAttribution(engine, redis, settings).run_once)])
+def background(engine, redis, settings) -> LoopThreads:
+    loop = Loop("costs", CostAttribution(engine, redis, settings).run_once, 0.05)
+    changes = DatabaseChanges(engine, look_s=1)
+    return LoopThreads([loop], changes, backoff_max_s=1, failures=metrics.JOBS_FAILED)
 
 
 def test_windows_are_stored_and_hours_shared_out_in_the_background(costs, as_billing):

@@ -1,5 +1,7 @@
 """Engines' counters outlive Redis and the engines that reported them."""
 
+import time
+
 import msgspec
 import pytest
 from sqlmodel import Session
@@ -46,6 +48,32 @@ def test_counts_are_written_once_a_change_and_only_grow(stage):
     report(stage, "rep_1/boot_1", 3, 0)
     EngineCountKeeper(stage.engine, stage.redis).run_once()
     assert stage.value("SELECT prompt_tokens FROM engine_counts") == 7
+
+
+def test_probes_alone_are_written_once_a_minute(stage, monkeypatch):
+    def report_probes(count: int, of_tenants: int = 0) -> None:
+        counters = EngineCounters(
+            prompt_tokens=count + of_tenants, generation_tokens=count, probe_prompt_tokens=count,
+            probe_generation_tokens=count,
+        )  # fmt: skip
+        stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
+        keeper.run_once()
+
+    def written() -> int:
+        return stage.value("SELECT probe_prompt_tokens FROM engine_counts")
+
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    keeper = EngineCountKeeper(stage.engine, stage.redis)
+    report_probes(1)
+    report_probes(2)
+    assert written() == 1
+    report_probes(3, of_tenants=1)
+    assert written() == 3
+    report_probes(4, of_tenants=1)
+    now_s += 60
+    keeper.run_once()
+    assert written() == 4
 
 
 def test_engines_that_ended_a_week_ago_leave_redis_and_stay_counted(stage):

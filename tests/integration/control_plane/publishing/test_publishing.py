@@ -225,6 +225,17 @@ def test_a_redis_that_lost_everything_or_the_last_second_is_rebuilt(api, relay, 
     assert grant.limits.kv_pages == 3
 
 
+def test_lost_data_is_noticed_without_a_change_of_the_database(api, relay, redis):
+    api.tenant()
+    drain(relay)
+    whole = content(redis)
+    assert not relay.check_redis()
+    assert content(redis) == whole
+    redis.flushall()
+    assert relay.check_redis()
+    assert content(redis) == whole
+
+
 @pytest.mark.parametrize(
     "written", [{"root": b"{}"}, {"root_signature": b"x" * 64}, {"generation": 99}, {"set_hash:keys": b"x" * 2048}]
 )

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from billing.invoices.schedule import PeriodSchedule
 from control_plane import database_roles
-from control_plane.tenants.scheduled_versions import ScheduledVersions
+from control_plane.tenants.scheduled_versions import LOOK_EVERY_S, ScheduledVersions
 from core import db, redis_keys
 from core.contracts.grants import TenantGrant
 from tests.conftest import wait_until
@@ -95,13 +95,15 @@ def test_gateways_get_the_plan_when_its_instant_comes(api, engine, relay, redis,
     drain(relay)
     worker = db.connect(as_role(postgres_settings, database_roles.WORKER))
     scheduled = ScheduledVersions(worker)
-    scheduled.run_once()
+    assert scheduled.run_once() == LOOK_EVERY_S, "nothing begins"
     begins = datetime.now(UTC) + timedelta(milliseconds=500)
     with engine.begin() as connection:
         connection.execute(
             sa.text("INSERT INTO plan_assignments VALUES (:t, :at, :p, clock_timestamp())"),
             {"t": tenant.id, "at": begins, "p": large["id"]},
         )
+
+    assert scheduled.run_once() < 1, "the seconds until it begins"
 
     def published() -> bool:
         scheduled.run_once()

@@ -34,6 +34,7 @@ def run_folder(tmp_path):
 def supervised(run_folder, monkeypatch):
     """Runs a supervisor's loop in a thread and does not change the process-wide signal handlers."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "set_wakeup_fd", lambda *_, **__: -1)
     running = []
 
     def start(*programs):

@@ -69,9 +69,10 @@ def grow_older(engine, seconds: int) -> None:
 
 
 def test_a_revision_is_ready_once_a_replica_has_run_it(api, base, tenant, engine, redis, relay, exchange):
+    assert exchange.run_once() is False, "nothing waits"
     revision = add_revision(engine, tenant, "bot", ready=False)
     beat(redis, base.id)
-    exchange.run_once()
+    assert exchange.run_once() == impatient().canary_poll_ms / 1000, "until its result is there"
     waiting = seen(tenant, revision)
     assert (waiting["status"], waiting["stage"], waiting["sha256"]) == ("validating", "canary", None)
     (job,) = jobs(redis, base)

@@ -143,8 +143,9 @@ def test_a_redis_that_lost_its_data_completes_no_revocation(api, base, engine, r
     relay.rebuild("test")
     replica = beat(redis, base.id)
     patient = ReceiptCollector(engine, redis, impatient(revocation_settle_s=60))
+    assert patient.run_once() is False, "nothing is awaited"
     revocation = deleted(tenant, "bot")
-    patient.run_once()
+    assert patient.run_once() == impatient().revocation_poll_ms / 1000, "until its receipts are there"
     redis.flushall()
     patient.run_once()
     assert shown(tenant, revocation)["unloaded_at"] is None, "no replica counts as alive because Redis knows none"
