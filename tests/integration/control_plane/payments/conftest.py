@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from billing.payments.settings import WebhookSettings
 from billing.stripe_settings import StripeSettings
 from control_plane.settings import WebSettings
-from tests.fixtures.control_plane.api import Api, control_settings, running_api
+from tests.fixtures.control_plane.api import Api, control_settings
 from tests.fixtures.stripe_simulator import RunningSimulator, running_simulator
 from tests.integration.billing.payments.conftest import PaymentStage
 
@@ -23,7 +23,7 @@ def simulator(tmp_path_factory) -> Iterator[RunningSimulator]:
 
 
 @pytest.fixture
-def api(postgres_settings, redis_settings, s3_settings, simulator) -> Iterator[Api]:
+def api(postgres_settings, redis_settings, s3_settings, simulator, api_servers) -> Iterator[Api]:
     stripe = StripeSettings(  # no key: the billing worker alone calls Stripe
         stripe_api_base=simulator.url,
         stripe_webhook_secret=SecretStr(SECRET),
@@ -37,7 +37,7 @@ def api(postgres_settings, redis_settings, s3_settings, simulator) -> Iterator[A
         stripe=stripe,
         webhooks=WebhookSettings(payments_page_wait_ms=200, payments_webhook_bytes_max=BYTES_MAX),
     )
-    with running_api(settings) as running:
+    with api_servers.lend(settings) as running:
         yield running
 
 
