@@ -15,9 +15,7 @@ import msgspec
 from billing.credits.burn_order import DatedCharge
 from billing.periods import Period
 
-_USAGE: Final = frozenset(
-    {"input_tokens", "uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"}
-)
+_USAGE: Final = frozenset({"uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"})
 _MOMENT: Final = timedelta(microseconds=1)
 
 

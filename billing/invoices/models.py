@@ -148,13 +148,13 @@ class InvoiceLine(SQLModel, table=True):
     __table_args__ = (
         sa.ForeignKeyConstraint(["invoice_id"], ["invoices.id"], deferrable=True, initially="DEFERRED"),
         sa.CheckConstraint(
-            "kind IN ('input_tokens', 'uncached_input_tokens', 'cached_input_tokens', 'output_tokens',"
-            " 'kv_page_seconds', 'adapter_storage', 'pinned_slots', 'cold_loads', 'base_fee', 'proration', 'discount',"
+            "kind IN ('uncached_input_tokens', 'cached_input_tokens', 'output_tokens', 'kv_page_seconds',"
+            " 'adapter_storage', 'pinned_slots', 'cold_loads', 'base_fee', 'proration', 'discount',"
             " 'coupon', 'commitment', 'carried')",
             name="kind_known",
         ),
         sa.CheckConstraint(
-            "unit IN ('token', 'page_second', 'page_millisecond', 'package', 'gb_hour', 'slot_hour', 'load', 'amount')",
+            "unit IN ('token', 'page_second', 'package', 'gb_hour', 'slot_hour', 'load', 'amount')",
             name="unit_known",
         ),
         sa.CheckConstraint(
@@ -163,15 +163,13 @@ class InvoiceLine(SQLModel, table=True):
             name="counts_something",
         ),
         sa.CheckConstraint(
-            "unit IN ('page_second', 'page_millisecond', 'gb_hour', 'slot_hour')"
-            " OR amount_nanos = quantity * unit_price_nanos",
+            "unit IN ('page_second', 'gb_hour', 'slot_hour') OR amount_nanos = quantity * unit_price_nanos",
             name="amount_is_quantity_times_price",
         ),
         sa.CheckConstraint("price_version_id IS NOT NULL OR unit = 'amount'", name="usage_has_a_price"),
         # Each record truncates its own share of the page time below one nanodollar.
         sa.CheckConstraint(
-            "amount_nanos * 1000::numeric <="
-            " quantity * unit_price_nanos * CASE unit WHEN 'page_millisecond' THEN 1 ELSE 1000 END",
+            "amount_nanos <= quantity * unit_price_nanos",
             name="kv_amount_is_truncated_product",
         ),
         sa.CheckConstraint("abs(amount_cents::numeric * 10000000 - amount_nanos) < 10000000", name="cents_within_one"),

@@ -202,20 +202,18 @@ def _lines(session: Session, invoice_id: str, taxes: tuple[TaxLine, ...]) -> tup
 
 
 def line_view(line: InvoiceLine, tax_cents: int) -> InvoiceLineView:
-    """The line in today's words: older lines counted page-milliseconds, and uncached input as ``input_tokens``."""
-    in_milliseconds = line.unit == "page_millisecond"
-    quantity = line.quantity.scaleb(-3) if in_milliseconds else line.quantity
+    """The line as the API shows it, with its share of the invoice's tax."""
     return InvoiceLineView(
         id=line.id,
-        kind=cast("LineKind", "uncached_input_tokens" if line.kind == "input_tokens" else line.kind),
+        kind=cast("LineKind", line.kind),
         base_model=line.base_model,
         rank_class=line.rank_class,
         adapter_id=line.adapter_id,
         adapter_name=line.adapter_name,
         price_version_id=line.price_version_id,
         late_for=line.late_for,
-        unit="page_second" if in_milliseconds else cast("LineUnit", line.unit),
-        quantity=plain(quantity),
+        unit=cast("LineUnit", line.unit),
+        quantity=plain(line.quantity),
         unit_price_nanos=line.unit_price_nanos,
         amount_nanos=line.amount_nanos,
         amount_cents=line.amount_cents,

@@ -16,15 +16,13 @@ from sqlmodel import Session
 from billing.reconciliation.differences import Difference, DifferenceKind, DifferenceUnit
 from core.money import NANOS_PER_CENT, round_to_cents
 
-# An invoice against its lines and credits, its transfer, and its place in the chain of documents. The first release
-# rounded each line; only it wrote ``input_tokens`` lines and page-milliseconds.
+# An invoice against its lines and credits, its transfer, and its place in the chain of documents.
 _INVOICES: Final = sa.text("""
 SELECT i.id, i.tenant_id, i.amount_nanos, i.net_cents, i.tax_cents, i.total_cents, l.nanos, l.cents - c.cents AS cents,
-    i.amount_nanos - c.nanos AS charged_nanos, l.is_old, t.receivable, t.tax_payable, t.usage_unbilled, d.documents
+    i.amount_nanos - c.nanos AS charged_nanos, t.receivable, t.tax_payable, t.usage_unbilled, d.documents
 FROM invoices i
 LEFT JOIN LATERAL (
-    SELECT coalesce(sum(amount_nanos), 0)::bigint AS nanos, coalesce(sum(amount_cents), 0)::bigint AS cents,
-        coalesce(bool_or(kind = 'input_tokens' OR unit = 'page_millisecond'), false) AS is_old
+    SELECT coalesce(sum(amount_nanos), 0)::bigint AS nanos, coalesce(sum(amount_cents), 0)::bigint AS cents
     FROM invoice_lines WHERE invoice_id = i.id
 ) l ON true
 LEFT JOIN LATERAL (
@@ -45,7 +43,7 @@ WHERE i.created_at >= :since AND (
     i.amount_nanos <> l.nanos OR i.net_cents <> l.cents - c.cents OR d.documents <> 1
     OR t.receivable <> i.total_cents * :cent OR t.tax_payable <> -i.tax_cents * :cent
     OR t.usage_unbilled <> c.nanos - i.amount_nanos
-    OR NOT l.is_old AND abs(i.amount_nanos - c.nanos - i.net_cents * :cent) * 2 > :cent
+    OR abs(i.amount_nanos - c.nanos - i.net_cents * :cent) * 2 > :cent
 )
 ORDER BY i.id
 """)
@@ -76,23 +74,22 @@ WITH billed AS (
     WHERE b.period_end IS NULL OR c.period_end > b.period_end
     GROUP BY c.tenant_id HAVING max(c.created_at) >= :since
 ), lines AS (
-    SELECT b.subject, l.kind, l.unit, coalesce(l.used_units, l.quantity) AS units
+    SELECT b.subject, l.kind, coalesce(l.used_units, l.quantity) AS units
     FROM billed b JOIN invoice_lines l ON l.invoice_id = b.subject
   UNION ALL
-    SELECT b.subject, l.kind, l.unit, coalesce(l.used_units, l.quantity)
+    SELECT b.subject, l.kind, coalesce(l.used_units, l.quantity)
     FROM billed b JOIN carried_periods c ON c.tenant_id = b.subject AND (b.begins IS NULL OR c.period_end > b.begins)
-    CROSS JOIN LATERAL jsonb_to_recordset(c.lines) AS l (kind text, unit text, used_units numeric, quantity numeric)
+    CROSS JOIN LATERAL jsonb_to_recordset(c.lines) AS l (kind text, used_units numeric, quantity numeric)
   UNION ALL
-    SELECT b.subject, l.kind, l.unit, - coalesce(l.used_units, l.quantity)
+    SELECT b.subject, l.kind, - coalesce(l.used_units, l.quantity)
     FROM billed b JOIN carried_periods c ON c.tenant_id = b.tenant_id AND c.invoice_id IS NOT NULL
         AND c.billed_until >= b.begins AND c.billed_until < b.ends AND b.subject <> b.tenant_id
-    CROSS JOIN LATERAL jsonb_to_recordset(c.lines) AS l (kind text, unit text, used_units numeric, quantity numeric)
+    CROSS JOIN LATERAL jsonb_to_recordset(c.lines) AS l (kind text, used_units numeric, quantity numeric)
 ), units AS (
-    SELECT subject, sum(units) FILTER (WHERE kind IN ('input_tokens', 'uncached_input_tokens')) AS uncached,
+    SELECT subject, sum(units) FILTER (WHERE kind = 'uncached_input_tokens') AS uncached,
         sum(units) FILTER (WHERE kind = 'cached_input_tokens') AS cached,
         sum(units) FILTER (WHERE kind = 'output_tokens') AS output,
-        sum(units * CASE unit WHEN 'page_millisecond' THEN 1 ELSE 1000 END)
-            FILTER (WHERE kind = 'kv_page_seconds') AS page_ms
+        sum(units * 1000) FILTER (WHERE kind = 'kv_page_seconds') AS page_ms
     FROM lines GROUP BY subject
 ), compared AS (
     SELECT b.subject, b.tenant_id,
@@ -167,7 +164,7 @@ def _own_parts(row: dict[str, Any]) -> Iterator[Difference]:  # any column
     sides: tuple[tuple[DifferenceKind, str, DifferenceUnit, int, int], ...] = (
         ("invoice_lines", "", "nanodollar", row["nanos"], row["amount_nanos"]),
         ("invoice_lines", "", "cent", row["cents"], row["net_cents"]),
-        ("invoice_lines", ": rounding", "cent", row["net_cents"] if row["is_old"] else charged_cents, row["net_cents"]),
+        ("invoice_lines", ": rounding", "cent", charged_cents, row["net_cents"]),
         ("invoice_document", "", "document", 1, row["documents"]),
     )
     for kind, what, unit, expected, found in sides:

@@ -1,9 +1,7 @@
 """Aliases through the API: set, shown, rolled back and removed, and refusals that name the field."""
 
-import runpy
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -196,26 +194,6 @@ def test_every_alias_change_is_audited_with_its_previous_target(tenant, ready, e
         ("alias.moved", tenant.key_id, {"revision": ready[0]}),
         ("alias.removed", tenant.key_id, {"weights": {ready[0]: 1, ready[1]: 1}}),
     ]
-
-
-def test_the_migration_keeps_what_adapters_without_prod_serve(tenant, ready, engine, api, base):
-    """Its statement on a database of today, in which no worker has set ``prod``."""
-    [migration] = (Path(__file__).parents[5] / "migrations" / "versions").glob("*_first_prod.py")
-    moved = api.tenant()
-    ready_revision(engine, moved.adapter("bot", base)["id"])
-    stays = moved.http.get("/api/v1/adapters/bot").json()["serves"]
-    moved.http.put(f"{ALIASES}/prod", json={"revision": stays}).raise_for_status()
-    ready_revision(engine, moved.http.get("/api/v1/adapters/bot").json()["id"])
-    api.tenant().adapter("empty", base)
-    statement = runpy.run_path(str(migration))["SET_PROD"]
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM outbox")
-        connection.exec_driver_sql(statement)
-        connection.exec_driver_sql(statement)
-        published = connection.exec_driver_sql("SELECT kind, field FROM outbox").all()
-    assert [tuple(row) for row in published] == [("adapters", f"{tenant.id}/bot")]
-    assert tenant.http.get(f"{ALIASES}/prod").json()["weights"] == {ready[2]: 1}
-    assert moved.http.get(f"{ALIASES}/prod").json()["weights"] == {stays: 1}
 
 
 def test_concurrent_alias_changes_are_serialized(tenant, ready):

@@ -1,0 +1,169 @@
+CREATE TABLE charges (
+    id TEXT NOT NULL CONSTRAINT pk_charges PRIMARY KEY,
+    tenant_id TEXT NOT NULL,
+    invoice_id TEXT,
+    covers jsonb NOT NULL,
+    amount_cents bigint NOT NULL,
+    on_page boolean NOT NULL,
+    method TEXT,
+    page TEXT,
+    state TEXT NOT NULL,
+    failure TEXT,
+    created_at timestamptz NOT NULL,
+    CONSTRAINT ck_charges_amount_positive CHECK (amount_cents > 0),
+    CONSTRAINT ck_charges_covers_invoices CHECK ((invoice_id IS NULL) = (covers = '{}')),
+    CONSTRAINT ck_charges_state_known CHECK (state IN ('pending', 'paid', 'failed', 'needs_owner'))
+);
+CREATE INDEX ix_charges_invoice_id ON charges (invoice_id);
+CREATE INDEX ix_charges_tenant_id ON charges (tenant_id, id);
+
+CREATE TABLE dunning_cases (
+    invoice_id TEXT NOT NULL CONSTRAINT pk_dunning_cases PRIMARY KEY,
+    tenant_id TEXT NOT NULL,
+    state TEXT NOT NULL,
+    started_at timestamptz NOT NULL,
+    attempts integer NOT NULL,
+    next_attempt_at timestamptz,
+    suspends_at timestamptz NOT NULL,
+    suspended boolean NOT NULL,
+    tried_method TEXT,
+    last_reason TEXT,
+    pay_token TEXT NOT NULL CONSTRAINT uq_dunning_cases_pay_token UNIQUE,
+    ended_at timestamptz,
+    CONSTRAINT ck_dunning_cases_state_known CHECK (
+        state IN ('retrying', 'needs_method', 'needs_owner', 'exhausted', 'paid', 'ended'))
+);
+CREATE INDEX ix_dunning_cases_open ON dunning_cases (tenant_id) WHERE state NOT IN ('paid', 'ended');
+CREATE INDEX ix_dunning_cases_tenant_id ON dunning_cases (tenant_id);
+
+CREATE TABLE payment_alarms (
+    id TEXT NOT NULL CONSTRAINT pk_payment_alarms PRIMARY KEY,
+    kind TEXT NOT NULL,
+    tenant_id TEXT,
+    message TEXT NOT NULL,
+    dedupe_key TEXT NOT NULL CONSTRAINT uq_payment_alarms_dedupe_key UNIQUE,
+    created_at timestamptz NOT NULL,
+    seen_at timestamptz
+);
+CREATE INDEX ix_payment_alarms_tenant_id ON payment_alarms (tenant_id);
+
+CREATE TABLE payment_queues (
+    tenant_id TEXT NOT NULL CONSTRAINT pk_payment_queues PRIMARY KEY,
+    customer_id TEXT CONSTRAINT uq_payment_queues_customer_id UNIQUE,
+    test_clock TEXT,
+    clock_at timestamptz,
+    stopped_reason TEXT,
+    stopped_at timestamptz,
+    next_attempt_at timestamptz,
+    leased_until timestamptz,
+    fence bigint NOT NULL,
+    created_at timestamptz NOT NULL,
+    CONSTRAINT ck_payment_queues_stop_has_reason CHECK ((stopped_reason IS NULL) = (stopped_at IS NULL)),
+    CONSTRAINT ck_payment_queues_clock_known CHECK (clock_at IS NULL OR test_clock IS NOT NULL)
+);
+CREATE INDEX ix_payment_queues_due ON payment_queues (next_attempt_at) WHERE next_attempt_at IS NOT NULL AND stopped_at IS NULL;
+
+CREATE TABLE payment_standings (
+    tenant_id TEXT NOT NULL CONSTRAINT pk_payment_standings PRIMARY KEY,
+    standing TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    changed_at timestamptz NOT NULL,
+    applied_at timestamptz,
+    ours boolean NOT NULL,
+    CONSTRAINT ck_payment_standings_standing_known CHECK (standing IN ('good', 'suspended'))
+);
+CREATE INDEX ix_payment_standings_waiting ON payment_standings (changed_at) WHERE applied_at IS NULL;
+
+CREATE TABLE stripe_events (
+    id TEXT NOT NULL CONSTRAINT pk_stripe_events PRIMARY KEY,
+    type TEXT NOT NULL,
+    object_kind TEXT NOT NULL,
+    object_id TEXT,
+    customer TEXT,
+    api_version TEXT,
+    source TEXT NOT NULL,
+    created_at timestamptz NOT NULL,
+    received_at timestamptz NOT NULL,
+    state TEXT NOT NULL,
+    attempts integer NOT NULL,
+    next_attempt_at timestamptz NOT NULL,
+    note TEXT,
+    handled_at timestamptz,
+    CONSTRAINT ck_stripe_events_state_known CHECK (state IN ('stored', 'handled', 'ignored', 'failed')),
+    CONSTRAINT ck_stripe_events_source_known CHECK (source IN ('webhook', 'list')),
+    CONSTRAINT ck_stripe_events_handled_has_time CHECK ((handled_at IS NULL) = (state IN ('stored', 'failed')))
+);
+CREATE INDEX ix_stripe_events_due ON stripe_events (next_attempt_at) WHERE state = 'stored';
+CREATE INDEX ix_stripe_events_received_at ON stripe_events (received_at);
+
+CREATE TABLE stripe_events_listed (
+    name TEXT NOT NULL CONSTRAINT pk_stripe_events_listed PRIMARY KEY,
+    listed_until timestamptz NOT NULL
+);
+
+CREATE TABLE payment_operations (
+    id TEXT NOT NULL CONSTRAINT pk_payment_operations PRIMARY KEY,
+    position bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT uq_payment_operations_position UNIQUE,
+    tenant_id TEXT NOT NULL
+        CONSTRAINT fk_payment_operations_tenant_id_payment_queues REFERENCES payment_queues (tenant_id),
+    kind TEXT NOT NULL,
+    content jsonb NOT NULL,
+    dedupe_key TEXT NOT NULL,
+    state TEXT NOT NULL,
+    attempts integer NOT NULL,
+    last_error TEXT,
+    result jsonb,
+    created_at timestamptz NOT NULL,
+    finished_at timestamptz,
+    decided TEXT,
+    idempotency_key TEXT CONSTRAINT uq_payment_operations_idempotency_key UNIQUE,
+    key_number integer DEFAULT 0 NOT NULL,
+    key_since timestamptz,
+    look_up boolean DEFAULT false NOT NULL,
+    object_id TEXT,
+    approved boolean DEFAULT false NOT NULL,
+    CONSTRAINT uq_payment_operations_tenant_id_dedupe_key UNIQUE (tenant_id, dedupe_key),
+    CONSTRAINT ck_payment_operations_state_known CHECK (state IN ('pending', 'done', 'failed', 'cancelled')),
+    CONSTRAINT ck_payment_operations_finished_has_time CHECK ((finished_at IS NULL) = (state = 'pending')),
+    CONSTRAINT ck_payment_operations_key_has_time CHECK ((idempotency_key IS NULL) = (key_since IS NULL))
+);
+CREATE INDEX ix_payment_operations_waiting ON payment_operations (tenant_id, position) WHERE state = 'pending';
+
+CREATE TABLE received_payments (
+    payment_intent TEXT NOT NULL CONSTRAINT pk_received_payments PRIMARY KEY,
+    tenant_id TEXT NOT NULL,
+    charge_id TEXT NOT NULL CONSTRAINT fk_received_payments_charge_id_charges REFERENCES charges (id),
+    amount_cents bigint NOT NULL,
+    created_at timestamptz NOT NULL
+);
+CREATE INDEX ix_received_payments_charge_id ON received_payments (charge_id);
+CREATE INDEX ix_received_payments_tenant_id ON received_payments (tenant_id);
+
+CREATE TABLE returned_payments (
+    stripe_object TEXT NOT NULL CONSTRAINT pk_returned_payments PRIMARY KEY,
+    payment_intent TEXT NOT NULL
+        CONSTRAINT fk_returned_payments_payment_intent_received_payments REFERENCES received_payments (payment_intent),
+    amount_cents bigint NOT NULL,
+    booked_cents bigint NOT NULL,
+    transfer_id TEXT CONSTRAINT uq_returned_payments_transfer_id UNIQUE,
+    created_at timestamptz NOT NULL,
+    CONSTRAINT ck_returned_payments_transfer_books CHECK ((booked_cents = 0) = (transfer_id IS NULL)),
+    CONSTRAINT ck_returned_payments_booked_of_amount CHECK (abs(booked_cents) <= abs(amount_cents))
+);
+CREATE INDEX ix_returned_payments_payment_intent ON returned_payments (payment_intent);
+
+CREATE FUNCTION payments_refuse_new_content()
+    RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp AS $$
+BEGIN
+    RAISE EXCEPTION '%: what was written is frozen; only its progress changes', TG_TABLE_NAME
+        USING ERRCODE = 'restrict_violation';
+END $$;
+
+CREATE TRIGGER charges_frozen BEFORE UPDATE ON charges FOR EACH ROW WHEN ((((((((old.id IS DISTINCT FROM new.id) OR (old.tenant_id IS DISTINCT FROM new.tenant_id)) OR (old.invoice_id IS DISTINCT FROM new.invoice_id)) OR (old.covers IS DISTINCT FROM new.covers)) OR (old.amount_cents IS DISTINCT FROM new.amount_cents)) OR (old.on_page IS DISTINCT FROM new.on_page)) OR ((old.method IS NOT NULL) AND (old.method IS DISTINCT FROM new.method)) OR ((old.page IS NOT NULL) AND (old.page IS DISTINCT FROM new.page)) OR ((old.state = 'paid'::text) AND (new.state <> 'paid'::text)))) EXECUTE FUNCTION payments_refuse_new_content();
+CREATE TRIGGER charges_kept BEFORE DELETE OR TRUNCATE ON charges FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();
+CREATE TRIGGER payment_operations_frozen BEFORE UPDATE ON payment_operations FOR EACH ROW WHEN ((((((((old.id IS DISTINCT FROM new.id) OR (old.tenant_id IS DISTINCT FROM new.tenant_id)) OR (old.kind IS DISTINCT FROM new.kind)) OR (old.content IS DISTINCT FROM new.content)) OR (old.dedupe_key IS DISTINCT FROM new.dedupe_key)) OR (old.created_at IS DISTINCT FROM new.created_at)) OR ((old.state <> 'pending'::text) AND ((old.state IS DISTINCT FROM new.state) OR (old.result IS DISTINCT FROM new.result))) OR ((old.object_id IS NOT NULL) AND (old.object_id IS DISTINCT FROM new.object_id)) OR ((old.key_number = new.key_number) AND (((old.idempotency_key IS NOT NULL) AND (old.idempotency_key IS DISTINCT FROM new.idempotency_key)) OR ((old.decided IS NOT NULL) AND (old.decided IS DISTINCT FROM new.decided)))))) EXECUTE FUNCTION payments_refuse_new_content();
+CREATE TRIGGER payment_operations_kept BEFORE DELETE OR TRUNCATE ON payment_operations FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();
+CREATE TRIGGER received_payments_written_once BEFORE DELETE OR UPDATE OR TRUNCATE ON received_payments FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();
+CREATE TRIGGER returned_payments_written_once BEFORE DELETE OR UPDATE OR TRUNCATE ON returned_payments FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();
+CREATE TRIGGER stripe_events_frozen BEFORE UPDATE ON stripe_events FOR EACH ROW WHEN ((((((((((old.id IS DISTINCT FROM new.id) OR (old.type IS DISTINCT FROM new.type)) OR (old.object_kind IS DISTINCT FROM new.object_kind)) OR (old.object_id IS DISTINCT FROM new.object_id)) OR (old.customer IS DISTINCT FROM new.customer)) OR (old.api_version IS DISTINCT FROM new.api_version)) OR (old.source IS DISTINCT FROM new.source)) OR (old.created_at IS DISTINCT FROM new.created_at)) OR (old.state = 'handled'::text))) EXECUTE FUNCTION payments_refuse_new_content();
+CREATE TRIGGER stripe_events_kept BEFORE DELETE OR TRUNCATE ON stripe_events FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();

@@ -1,0 +1,259 @@
+CREATE TABLE audit_events (
+    id TEXT NOT NULL CONSTRAINT pk_audit_events PRIMARY KEY,
+    tenant_id TEXT,
+    actor TEXT NOT NULL,
+    action TEXT NOT NULL,
+    target TEXT NOT NULL,
+    details jsonb NOT NULL,
+    created_at timestamptz NOT NULL
+);
+CREATE INDEX ix_audit_events_action_id ON audit_events (action, id);
+CREATE INDEX ix_audit_events_actor_id ON audit_events (actor, id);
+CREATE INDEX ix_audit_events_created_at ON audit_events (created_at);
+CREATE INDEX ix_audit_events_target_id ON audit_events (target, id);
+CREATE INDEX ix_audit_events_tenant_id_id ON audit_events (tenant_id, id);
+
+CREATE TABLE base_models (
+    id TEXT NOT NULL CONSTRAINT pk_base_models PRIMARY KEY,
+    hub_name TEXT NOT NULL CONSTRAINT uq_base_models_hub_name UNIQUE,
+    context_tokens bigint NOT NULL,
+    vocab_size bigint NOT NULL,
+    tokenizer_sha256 TEXT NOT NULL,
+    spec_zlib BYTEA NOT NULL,
+    spec_sha256 TEXT NOT NULL,
+    created_at timestamptz NOT NULL
+);
+
+CREATE TABLE idempotent_responses (
+    caller TEXT NOT NULL,
+    key TEXT NOT NULL,
+    request_sha256 TEXT NOT NULL,
+    status_code integer,
+    body BYTEA,
+    created_at timestamptz NOT NULL,
+    CONSTRAINT pk_idempotent_responses PRIMARY KEY (caller, key)
+);
+CREATE INDEX ix_idempotent_responses_created_at ON idempotent_responses (created_at);
+
+CREATE TABLE outbox (
+    id BIGSERIAL CONSTRAINT pk_outbox PRIMARY KEY,
+    kind TEXT NOT NULL,
+    field TEXT NOT NULL,
+    created_at timestamptz NOT NULL,
+    bulk boolean DEFAULT false NOT NULL
+);
+
+CREATE TABLE pin_events (
+    id BIGSERIAL CONSTRAINT pk_pin_events PRIMARY KEY,
+    tenant_id TEXT NOT NULL,
+    adapter_id TEXT NOT NULL,
+    engine_name TEXT NOT NULL,
+    base_model TEXT NOT NULL,
+    rank_class integer NOT NULL,
+    pinned boolean NOT NULL,
+    at timestamptz NOT NULL
+);
+CREATE INDEX ix_pin_events_adapter_id ON pin_events (adapter_id);
+
+CREATE TABLE plans (
+    id TEXT NOT NULL CONSTRAINT pk_plans PRIMARY KEY,
+    name TEXT NOT NULL CONSTRAINT uq_plans_name UNIQUE,
+    created_at timestamptz NOT NULL
+);
+
+CREATE TABLE published_snapshot (
+    id integer NOT NULL CONSTRAINT pk_published_snapshot PRIMARY KEY,
+    epoch TEXT NOT NULL,
+    generation bigint NOT NULL,
+    CONSTRAINT ck_published_snapshot_one_row CHECK (id = 1)
+);
+
+CREATE TABLE base_model_names (
+    key TEXT NOT NULL CONSTRAINT pk_base_model_names PRIMARY KEY,
+    name TEXT NOT NULL,
+    base_model TEXT NOT NULL CONSTRAINT fk_base_model_names_base_model_base_models REFERENCES base_models (id)
+);
+CREATE INDEX ix_base_model_names_base_model ON base_model_names (base_model);
+
+CREATE TABLE plan_versions (
+    id TEXT NOT NULL CONSTRAINT pk_plan_versions PRIMARY KEY,
+    plan_id TEXT NOT NULL CONSTRAINT fk_plan_versions_plan_id_plans REFERENCES plans (id),
+    number integer NOT NULL,
+    limits jsonb NOT NULL,
+    prices jsonb NOT NULL,
+    price_version_id TEXT NOT NULL,
+    created_at timestamptz NOT NULL,
+    effective_from timestamptz NOT NULL,
+    CONSTRAINT uq_plan_versions_plan_id_number UNIQUE (plan_id, number),
+    CONSTRAINT ck_plan_versions_number_positive CHECK (number > 0)
+);
+
+CREATE TABLE tenants (
+    id TEXT NOT NULL CONSTRAINT pk_tenants PRIMARY KEY,
+    name TEXT NOT NULL,
+    plan_id TEXT NOT NULL CONSTRAINT fk_tenants_plan_id_plans REFERENCES plans (id),
+    status TEXT NOT NULL,
+    limit_overrides jsonb NOT NULL,
+    created_at timestamptz NOT NULL,
+    limit_override_terms jsonb DEFAULT '{}'::jsonb NOT NULL,
+    CONSTRAINT ck_tenants_status_known CHECK (status IN ('active', 'suspended', 'closed'))
+);
+CREATE INDEX ix_tenants_override_terms ON tenants (id) WHERE limit_override_terms <> '{}'::jsonb;
+CREATE INDEX ix_tenants_plan_id ON tenants (plan_id);
+
+CREATE TABLE adapters (
+    id TEXT NOT NULL CONSTRAINT pk_adapters PRIMARY KEY,
+    tenant_id TEXT NOT NULL CONSTRAINT fk_adapters_tenant_id_tenants REFERENCES tenants (id),
+    base_model TEXT NOT NULL CONSTRAINT fk_adapters_base_model_base_models REFERENCES base_models (id),
+    name TEXT NOT NULL,
+    created_at timestamptz NOT NULL,
+    deleted_at timestamptz,
+    pinned boolean NOT NULL
+);
+CREATE INDEX ix_adapters_base_model ON adapters (base_model);
+CREATE UNIQUE INDEX uq_adapters_live_name ON adapters (tenant_id, name) WHERE deleted_at IS NULL;
+CREATE UNIQUE INDEX uq_adapters_tenant_id_id ON adapters (tenant_id, id);
+
+CREATE TABLE api_keys (
+    id TEXT NOT NULL CONSTRAINT pk_api_keys PRIMARY KEY,
+    tenant_id TEXT CONSTRAINT fk_api_keys_tenant_id_tenants REFERENCES tenants (id),
+    name TEXT NOT NULL,
+    key_hash TEXT NOT NULL CONSTRAINT uq_api_keys_key_hash UNIQUE,
+    redacted TEXT NOT NULL,
+    scopes TEXT[] NOT NULL,
+    created_at timestamptz NOT NULL,
+    revoked_at timestamptz,
+    limits jsonb,
+    CONSTRAINT ck_api_keys_admin_has_no_tenant CHECK ((tenant_id IS NULL) = (scopes = ARRAY['admin']))
+);
+CREATE INDEX ix_api_keys_tenant_id ON api_keys (tenant_id);
+
+CREATE TABLE plan_drafts (
+    id TEXT NOT NULL CONSTRAINT pk_plan_drafts PRIMARY KEY,
+    plan_id TEXT NOT NULL CONSTRAINT fk_plan_drafts_plan_id_plans REFERENCES plans (id),
+    base_version integer NOT NULL,
+    limits jsonb NOT NULL,
+    prices jsonb NOT NULL,
+    created_by TEXT NOT NULL,
+    created_at timestamptz NOT NULL,
+    published_version_id TEXT
+        CONSTRAINT fk_plan_drafts_published_version_id_plan_versions REFERENCES plan_versions (id)
+);
+CREATE INDEX ix_plan_drafts_plan_id ON plan_drafts (plan_id);
+
+CREATE TABLE adapter_revocations (
+    id TEXT NOT NULL CONSTRAINT pk_adapter_revocations PRIMARY KEY,
+    tenant_id TEXT NOT NULL,
+    adapter_id TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    engine_names jsonb NOT NULL,
+    receipts jsonb NOT NULL,
+    created_at timestamptz NOT NULL,
+    unloaded_at timestamptz,
+    removed_at timestamptz,
+    forgotten_at timestamptz,
+    lifted_at timestamptz,
+    CONSTRAINT fk_adapter_revocations_tenant_id_adapters FOREIGN KEY(tenant_id, adapter_id) REFERENCES adapters (tenant_id, id),
+    CONSTRAINT ck_adapter_revocations_reason_known CHECK (reason IN ('deleted', 'suspended'))
+);
+CREATE INDEX ix_adapter_revocations_adapter ON adapter_revocations (adapter_id);
+CREATE INDEX ix_adapter_revocations_open ON adapter_revocations (id) WHERE forgotten_at IS NULL AND lifted_at IS NULL;
+
+CREATE TABLE aliases (
+    adapter_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    weights jsonb NOT NULL,
+    updated_at timestamptz NOT NULL,
+    CONSTRAINT pk_aliases PRIMARY KEY (adapter_id, name),
+    CONSTRAINT fk_aliases_tenant_id_adapters FOREIGN KEY(tenant_id, adapter_id) REFERENCES adapters (tenant_id, id)
+);
+
+CREATE TABLE revisions (
+    id TEXT NOT NULL CONSTRAINT pk_revisions PRIMARY KEY,
+    tenant_id TEXT NOT NULL,
+    adapter_id TEXT NOT NULL,
+    status TEXT NOT NULL,
+    size_bytes bigint NOT NULL,
+    digest TEXT,
+    report jsonb,
+    attempts integer NOT NULL,
+    leased_until timestamptz,
+    created_at timestamptz NOT NULL,
+    completed_at timestamptz,
+    decided_at timestamptz,
+    uploads_removed_at timestamptz,
+    checked_digest TEXT,
+    rank integer,
+    rank_class integer,
+    canary jsonb,
+    canary_attempts integer NOT NULL,
+    canary_asked_at timestamptz,
+    stored_removed_at timestamptz,
+    ready_change_id bigint,
+    stored_bytes bigint,
+    CONSTRAINT fk_revisions_tenant_id_adapters FOREIGN KEY(tenant_id, adapter_id) REFERENCES adapters (tenant_id, id),
+    CONSTRAINT ck_revisions_status_known CHECK (status IN ('uploading', 'validating', 'ready', 'rejected')),
+    CONSTRAINT ck_revisions_ready_has_digest CHECK ((status = 'ready') = (digest IS NOT NULL)),
+    CONSTRAINT ck_revisions_size_positive CHECK (size_bytes > 0)
+);
+CREATE INDEX ix_revisions_adapter ON revisions (tenant_id, adapter_id, id);
+CREATE INDEX ix_revisions_checked_digest ON revisions (checked_digest);
+CREATE INDEX ix_revisions_uncleaned ON revisions (created_at) WHERE uploads_removed_at IS NULL;
+CREATE INDEX ix_revisions_waiting ON revisions (status, id) WHERE status IN ('uploading', 'validating');
+
+CREATE TABLE upload_files (
+    revision_id TEXT NOT NULL CONSTRAINT fk_upload_files_revision_id_revisions REFERENCES revisions (id),
+    path TEXT NOT NULL,
+    size_bytes bigint NOT NULL,
+    sha256 TEXT NOT NULL,
+    s3_upload_id TEXT,
+    part_bytes bigint,
+    CONSTRAINT pk_upload_files PRIMARY KEY (revision_id, path),
+    CONSTRAINT ck_upload_files_size_positive CHECK (size_bytes > 0)
+);
+
+CREATE VIEW adapter_names AS SELECT id AS adapter_id, tenant_id, name FROM adapters;
+
+CREATE VIEW stored_revisions AS
+SELECT r.tenant_id, r.adapter_id, a.base_model, coalesce(r.rank_class, 0) AS rank_class, r.id AS revision_id, r.digest,
+    r.stored_bytes, r.decided_at AS begins, a.deleted_at AS ends
+FROM revisions r JOIN adapters a ON a.id = r.adapter_id
+WHERE r.status = 'ready' AND r.stored_bytes IS NOT NULL AND r.decided_at IS NOT NULL;
+
+CREATE VIEW pinned_slots AS
+SELECT tenant_id, adapter_id, base_model, rank_class, engine_name, at AS begins, ends
+FROM (SELECT *, lead(at) OVER (PARTITION BY engine_name ORDER BY at, id) AS ends FROM pin_events) events
+WHERE pinned;
+
+CREATE FUNCTION control_plane_audit_is_final()
+    RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp AS $$
+        DECLARE
+            owner oid := (SELECT relowner FROM pg_class WHERE oid = TG_RELID);
+        BEGIN
+            IF TG_OP = 'DELETE' AND current_setting('tenora.archiving_audit', true) = 'on'
+                AND pg_has_role(current_user, owner, 'MEMBER') THEN
+                RETURN NULL;
+            END IF;
+            RAISE EXCEPTION '% rows are only ever added', TG_TABLE_NAME USING ERRCODE = 'restrict_violation';
+        END $$;
+
+CREATE FUNCTION control_plane_rows_are_final()
+    RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp AS $$
+        BEGIN
+            RAISE EXCEPTION '% rows are only ever added', TG_TABLE_NAME USING ERRCODE = 'restrict_violation';
+        END $$;
+
+CREATE FUNCTION plan_drafts_published_once()
+    RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp AS $$
+BEGIN
+    IF OLD.published_version_id IS NOT NULL THEN
+        RAISE EXCEPTION 'UPDATE of draft % refused: it is published', OLD.id USING ERRCODE = 'restrict_violation';
+    END IF;
+    RETURN NEW;
+END $$;
+
+CREATE TRIGGER audit_events_are_final BEFORE DELETE OR UPDATE OR TRUNCATE ON audit_events FOR EACH STATEMENT EXECUTE FUNCTION control_plane_audit_is_final();
+CREATE TRIGGER pin_events_written_once BEFORE DELETE OR UPDATE OR TRUNCATE ON pin_events FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();
+CREATE TRIGGER plan_drafts_published_once BEFORE UPDATE ON plan_drafts FOR EACH ROW EXECUTE FUNCTION plan_drafts_published_once();
+CREATE TRIGGER plan_versions_are_final BEFORE DELETE OR UPDATE OR TRUNCATE ON plan_versions FOR EACH STATEMENT EXECUTE FUNCTION control_plane_rows_are_final();
