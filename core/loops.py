@@ -15,6 +15,8 @@ import structlog
 from prometheus_client import Counter, Gauge
 from sqlalchemy import Engine
 
+AFTER_PAUSE: Final = 0.0
+"""What a round returns that has more to do, but not at once."""
 _SNAPSHOT: Final = b"SELECT pg_current_snapshot()"
 _RECONNECT_S: Final = 0.5
 _BACKOFF_FIRST_S: Final = 0.1

@@ -25,6 +25,7 @@ SOLE_IMPORTERS = {
         "data_plane/engine/cpu_lora/punica_wrapper.py",
         "data_plane/engine/engine_core.py",
         "data_plane/engine/step_meter.py",
+        "data_plane/engine/idle_wait.py",
         "data_plane/engine/tool_parser.py",
         "data_plane/engine/logprob_tokens.py",
         "data_plane/engine/worker/slot_manager.py",

@@ -25,6 +25,7 @@ from billing.subscriptions.calendar import CalendarHistory
 from billing.subscriptions.terms import calendars_of
 from core.db import database_now, unit_of_work
 from core.errors import NotFound
+from core.loops import AFTER_PAUSE
 
 
 class AdjustmentRunner:
@@ -52,7 +53,7 @@ class AdjustmentRunner:
         if not self._started:
             self._adjust_all()
             self._started = True
-        return 0.0 if self._waiting else None
+        return AFTER_PAUSE if self._waiting else None
 
     def _adjust(self, tenant_id: str) -> None:
         """The quota is corrected even if nothing is posted now: a close, or a run that failed, may have posted it."""

@@ -37,6 +37,7 @@ from billing.usage.models import UsageMonth
 from core import redis_keys
 from core.contracts.grants import TenantGrant
 from core.db import LATE_COMMITS, database_now, unit_of_work
+from core.loops import AFTER_PAUSE
 from core.spend_windows import WindowBounds, window_at
 
 _TENANT: Final = msgspec.json.Decoder(TenantGrant)
@@ -75,7 +76,7 @@ class LimitAlerts:
         failed = each_tenant(due, "limit alerts", lambda tenant_id: self._look(tenant_id, grants.get(tenant_id)))
         self._looked_at |= dict.fromkeys(due, now)
         self._waiting = self._waiting.difference(due).union(failed)
-        return 0.0 if self._waiting or self._others else None
+        return AFTER_PAUSE if self._waiting or self._others else None
 
     def _take_others(self) -> set[str]:
         """Tenants that set a limit lately, and some of all tenants."""

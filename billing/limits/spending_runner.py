@@ -26,6 +26,7 @@ from billing.notifications.outbox import notify
 from billing.periods import month_start
 from billing.subscriptions.billed_until import hold_subscriptions
 from core.db import LATE_COMMITS, database_now, unit_of_work
+from core.loops import AFTER_PAUSE
 
 _LEFT: Final = sa.text("""
 SELECT s.tenant_id FROM subscriptions s
@@ -95,7 +96,7 @@ class SpendingRunner:
             self._end_gifts()
             self._left_at = now
         if self._waiting or self._expiring:
-            return 0.0
+            return AFTER_PAUSE
         return None if next_at is None else (next_at - now).total_seconds()
 
     def _due(self, session: Session, now: datetime) -> set[str]:

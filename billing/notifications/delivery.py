@@ -30,7 +30,7 @@ from core.settings import PostgresSettings
 
 STOP_S: Final = 12  # one attempt's time, and less than a supervisor waits before it kills the worker
 _PAUSE_AFTER_ERROR_S: Final = 2
-_IDLE_S: Final = 2.0  # a message that is sent again after its pause
+_IDLE_S: Final = 2  # a message that is sent again after its pause
 _OUTAGES: Final = (DBAPIError, PoolTimeout)
 _CONNECTIONS: Final = 4
 _log = structlog.get_logger()

@@ -22,7 +22,7 @@ from core.settings import PostgresSettings
 
 _CONNECTIONS = 5  # one for each job
 _DUNNING_EVERY_S = 1
-_IDLE_S = 5.0
+_IDLE_S = 5
 _log = structlog.get_logger()
 
 

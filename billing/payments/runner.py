@@ -45,8 +45,8 @@ from core.loops import DatabaseChanges
 _OUTAGES = (OperationalError, InterfaceError, PoolTimeout)
 """Postgres does not answer, or asks to try again. Other errors of it are refusals, which would repeat without end."""
 _PAUSE_AFTER_ERROR_S = 2
-_IDLE_S = 2.0  # a call that is made again after its pause; one thread looks for it, and its claim wakes the others
-_OTHERS_IDLE_S = 10.0
+_IDLE_S = 2  # a call that is made again after its pause; one thread looks for it, and its claim wakes the others
+_OTHERS_IDLE_S = 10
 _log = structlog.get_logger()
 
 
@@ -141,7 +141,7 @@ class PaymentRunner:
         self._stop = threading.Event()
         numbers = range(queues.settings.payments_threads)
         self._wakes = [threading.Event() if changes is None else changes.subscribe() for _ in numbers]
-        idle_s = [0.0 if changes is None else _OTHERS_IDLE_S if number else _IDLE_S for number in numbers]
+        idle_s = [0 if changes is None else _OTHERS_IDLE_S if number else _IDLE_S for number in numbers]
         self._threads = [
             threading.Thread(target=self._run, args=waiting, name=f"payments-{number}", daemon=True)
             for number, waiting in enumerate(zip(self._wakes, idle_s, strict=True))
