@@ -59,8 +59,9 @@ _START: Final = b"0-0"
 _BACKOFF_MS_MIN: Final = 100
 _JOBS_STOP_S: Final = 5
 _JOBS_BACKOFF_S_MAX: Final = 5
-_CHANGES_LOOK_S: Final = 0.2
-_IDLE_S: Final = 5.0
+_CHANGES_LOOK_MS: Final = 200
+_IDLE_S: Final = 5
+_PAUSE_MS: Final = 500
 _TABLES_EVERY_S: Final = 3_600
 _RECONCILIATION_DUE_S: Final = 30
 _PAYMENTS_STOP_S: Final = 2  # a call that is cut off goes on when its lease ends
@@ -195,7 +196,7 @@ def run() -> None:
     with connect_redis(RedisSettings(), settings) as redis:
         stream = UsageStream(redis, settings.billing_consumer)
         price_age_max = timedelta(seconds=settings.billing_price_age_s_max)
-        changes = DatabaseChanges(engine, look_s=_CHANGES_LOOK_S)
+        changes = DatabaseChanges(engine, look_s=_CHANGES_LOOK_MS / 1000)
         meter = Meter(engine, stream, settings, announce=changes.announce)
         quotas = QuotaRepair(engine, redis, delay_s=settings.billing_quota_repair_s, price_age_max=price_age_max)
         drift = QuotaDrift(
@@ -284,10 +285,10 @@ def _jobs(
     spending = SpendingRunner(engine, meter.watch(), invoice_now=invoice_now, buys_credit=buys_credit)
     return [
         Loop("quotas", compare_quotas, 1),
-        Loop("adjustments", adjustments.run_once, 0.5, _IDLE_S),
+        Loop("adjustments", adjustments.run_once, _PAUSE_MS / 1000, _IDLE_S),
         Loop("engine_counts", keep_engine_counts, 1),
-        Loop("spending", spending.run_once, 0.5, _IDLE_S),
-        Loop("limit_alerts", LimitAlerts(engine, redis, meter.watch()).run_once, 0.5, _IDLE_S),
+        Loop("spending", spending.run_once, _PAUSE_MS / 1000, _IDLE_S),
+        Loop("limit_alerts", LimitAlerts(engine, redis, meter.watch()).run_once, _PAUSE_MS / 1000, _IDLE_S),
         Loop("periods", PeriodSchedule(engine, grace=grace).run_once, settings.billing_schedule_s),
         Loop("resources", resources.run_once, resource_settings.resource_poll_s),
         Loop("costs", costs.run_once, cost_settings.cost_poll_s),

@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import structlog
 from prometheus_client import Counter, Gauge
@@ -17,6 +17,9 @@ from sqlalchemy import Engine
 
 AFTER_PAUSE: Final = 0.0
 """What a round returns that has more to do, but not at once."""
+Seconds: TypeAlias = float
+"""For rooms of money, where no float is named."""
+
 _SNAPSHOT: Final = b"SELECT pg_current_snapshot()"
 _RECONNECT_S: Final = 0.5
 _BACKOFF_FIRST_S: Final = 0.1

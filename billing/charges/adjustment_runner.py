@@ -25,7 +25,7 @@ from billing.subscriptions.calendar import CalendarHistory
 from billing.subscriptions.terms import calendars_of
 from core.db import database_now, unit_of_work
 from core.errors import NotFound
-from core.loops import AFTER_PAUSE
+from core.loops import AFTER_PAUSE, Seconds
 
 
 class AdjustmentRunner:
@@ -44,7 +44,7 @@ class AdjustmentRunner:
         self._waiting: set[str] = set()
         self._started = False
 
-    def run_once(self) -> float | None:
+    def run_once(self) -> Seconds | None:
         """Adjust every tenant that is due. Those that fail are due again at the next run. Returns the seconds until
         one is due without a change.
         """

@@ -227,7 +227,7 @@ def line_view(line: InvoiceLine, tax_cents: int) -> InvoiceLineView:
         covers_until=line.covers_until,
         service_tier=cast("ServiceTier | None", line.service_tier),
         list_price_nanos=line.list_price_nanos,
-        batch_discount_nanos=batch_discount_nanos(quantity, line.list_price_nanos, line.amount_nanos),
+        batch_discount_nanos=batch_discount_nanos(line.quantity, line.list_price_nanos, line.amount_nanos),
     )
 
 

@@ -37,7 +37,7 @@ from billing.usage.models import UsageMonth
 from core import redis_keys
 from core.contracts.grants import TenantGrant
 from core.db import LATE_COMMITS, database_now, unit_of_work
-from core.loops import AFTER_PAUSE
+from core.loops import AFTER_PAUSE, Seconds
 from core.spend_windows import WindowBounds, window_at
 
 _TENANT: Final = msgspec.json.Decoder(TenantGrant)
@@ -64,7 +64,7 @@ class LimitAlerts:
         self._looked_at: dict[str, int] = {}
         self._written: set[tuple[str, str]] = set()
 
-    def run_once(self) -> float | None:
+    def run_once(self) -> Seconds | None:
         """Look at every tenant that is due. Those that fail are due again at the next run. Returns the seconds until
         one is due without a change.
         """

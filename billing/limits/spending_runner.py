@@ -26,7 +26,7 @@ from billing.notifications.outbox import notify
 from billing.periods import month_start
 from billing.subscriptions.billed_until import hold_subscriptions
 from core.db import LATE_COMMITS, database_now, unit_of_work
-from core.loops import AFTER_PAUSE
+from core.loops import AFTER_PAUSE, Seconds
 
 _LEFT: Final = sa.text("""
 SELECT s.tenant_id FROM subscriptions s
@@ -76,7 +76,7 @@ class SpendingRunner:
         self._left_at: datetime | None = None
         self._low_at: datetime | None = None
 
-    def run_once(self) -> float | None:
+    def run_once(self) -> Seconds | None:
         """Look at every tenant that is due. Those that fail are due again at the next run. Returns the seconds until
         one is due without a change.
         """

@@ -165,7 +165,7 @@ class PaymentRunner:
         claim = self._queues.claim()
         return None if claim is None else self._performer.run(claim)
 
-    def _run(self, wake: threading.Event, idle_s: float) -> None:
+    def _run(self, wake: threading.Event, idle_s: int) -> None:
         while not self._stop.is_set():
             wake.clear()
             pause_s = self._queues.settings.payments_poll_ms / 1000

@@ -38,23 +38,25 @@ class EngineCountKeeper:
     def __init__(self, engine: sa.Engine, redis: redis_client.Redis) -> None:
         self._engine = engine
         self._redis = redis
-        self._written: dict[Boot, tuple[EngineCounters, float]] = {}  # and when, by the monotonic clock
+        self._written: dict[Boot, tuple[EngineCounters, int]] = {}  # and when, by the monotonic clock in ns
 
     def run_once(self) -> None:
         """Store what changed, and remove from Redis the counters of engines that have not reported for a week."""
-        reported, now = read_reported(self._redis), time.monotonic()
-        changed = {boot: counts for boot, counts in reported.items() if self._is_due(boot, counts, now)}
+        reported, now_ns = read_reported(self._redis), time.monotonic_ns()
+        changed = {boot: counts for boot, counts in reported.items() if self._is_due(boot, counts, now_ns)}
         if changed:
             with unit_of_work(self._engine) as session:
                 store(session, changed)
         written = {boot: self._written[boot] for boot in reported.keys() - changed.keys()}
-        self._written = written | {boot: (counts, now) for boot, counts in changed.items()}
+        self._written = written | {boot: (counts, now_ns) for boot, counts in changed.items()}
 
-    def _is_due(self, boot: Boot, counts: EngineCounters, now: float) -> bool:
+    def _is_due(self, boot: Boot, counts: EngineCounters, now_ns: int) -> bool:
         if (known := self._written.get(boot)) is None:
             return True
         before, at = known
-        return _of_tenants(counts) != _of_tenants(before) or (counts != before and now - at >= _PROBES_EVERY_S)
+        return _of_tenants(counts) != _of_tenants(before) or (
+            counts != before and now_ns - at >= _PROBES_EVERY_S * 1_000_000_000
+        )
 
     def forget_ended(self) -> None:
         """Remove the counters of engines that have counted nothing for a week from Redis. They stay in Postgres; an

@@ -12,6 +12,7 @@ EventTypeName = Literal[
     "commitment.threshold_reached",
     "top_up.succeeded",
     "top_up.failed",
+    "top_up.cap_reached",
     "invoice.finalized",
     "invoice.payment_failed",
     "invoice.payment_action_required",

@@ -1,9 +1,9 @@
 CREATE TABLE audit_events (
-    id TEXT NOT NULL CONSTRAINT pk_audit_events PRIMARY KEY,
-    tenant_id TEXT,
-    actor TEXT NOT NULL,
-    action TEXT NOT NULL,
-    target TEXT NOT NULL,
+    id text NOT NULL CONSTRAINT pk_audit_events PRIMARY KEY,
+    tenant_id text,
+    actor text NOT NULL,
+    action text NOT NULL,
+    target text NOT NULL,
     details jsonb NOT NULL,
     created_at timestamptz NOT NULL
 );
@@ -14,20 +14,20 @@ CREATE INDEX ix_audit_events_target_id ON audit_events (target, id);
 CREATE INDEX ix_audit_events_tenant_id_id ON audit_events (tenant_id, id);
 
 CREATE TABLE base_models (
-    id TEXT NOT NULL CONSTRAINT pk_base_models PRIMARY KEY,
-    hub_name TEXT NOT NULL CONSTRAINT uq_base_models_hub_name UNIQUE,
+    id text NOT NULL CONSTRAINT pk_base_models PRIMARY KEY,
+    hub_name text NOT NULL CONSTRAINT uq_base_models_hub_name UNIQUE,
     context_tokens bigint NOT NULL,
     vocab_size bigint NOT NULL,
-    tokenizer_sha256 TEXT NOT NULL,
+    tokenizer_sha256 text NOT NULL,
     spec_zlib BYTEA NOT NULL,
-    spec_sha256 TEXT NOT NULL,
+    spec_sha256 text NOT NULL,
     created_at timestamptz NOT NULL
 );
 
 CREATE TABLE idempotent_responses (
-    caller TEXT NOT NULL,
-    key TEXT NOT NULL,
-    request_sha256 TEXT NOT NULL,
+    caller text NOT NULL,
+    key text NOT NULL,
+    request_sha256 text NOT NULL,
     status_code integer,
     body BYTEA,
     created_at timestamptz NOT NULL,
@@ -37,18 +37,18 @@ CREATE INDEX ix_idempotent_responses_created_at ON idempotent_responses (created
 
 CREATE TABLE outbox (
     id BIGSERIAL CONSTRAINT pk_outbox PRIMARY KEY,
-    kind TEXT NOT NULL,
-    field TEXT NOT NULL,
+    kind text NOT NULL,
+    field text NOT NULL,
     created_at timestamptz NOT NULL,
     bulk boolean DEFAULT false NOT NULL
 );
 
 CREATE TABLE pin_events (
     id BIGSERIAL CONSTRAINT pk_pin_events PRIMARY KEY,
-    tenant_id TEXT NOT NULL,
-    adapter_id TEXT NOT NULL,
-    engine_name TEXT NOT NULL,
-    base_model TEXT NOT NULL,
+    tenant_id text NOT NULL,
+    adapter_id text NOT NULL,
+    engine_name text NOT NULL,
+    base_model text NOT NULL,
     rank_class integer NOT NULL,
     pinned boolean NOT NULL,
     at timestamptz NOT NULL
@@ -56,32 +56,32 @@ CREATE TABLE pin_events (
 CREATE INDEX ix_pin_events_adapter_id ON pin_events (adapter_id);
 
 CREATE TABLE plans (
-    id TEXT NOT NULL CONSTRAINT pk_plans PRIMARY KEY,
-    name TEXT NOT NULL CONSTRAINT uq_plans_name UNIQUE,
+    id text NOT NULL CONSTRAINT pk_plans PRIMARY KEY,
+    name text NOT NULL CONSTRAINT uq_plans_name UNIQUE,
     created_at timestamptz NOT NULL
 );
 
 CREATE TABLE published_snapshot (
     id integer NOT NULL CONSTRAINT pk_published_snapshot PRIMARY KEY,
-    epoch TEXT NOT NULL,
+    epoch text NOT NULL,
     generation bigint NOT NULL,
     CONSTRAINT ck_published_snapshot_one_row CHECK (id = 1)
 );
 
 CREATE TABLE base_model_names (
-    key TEXT NOT NULL CONSTRAINT pk_base_model_names PRIMARY KEY,
-    name TEXT NOT NULL,
-    base_model TEXT NOT NULL CONSTRAINT fk_base_model_names_base_model_base_models REFERENCES base_models (id)
+    key text NOT NULL CONSTRAINT pk_base_model_names PRIMARY KEY,
+    name text NOT NULL,
+    base_model text NOT NULL CONSTRAINT fk_base_model_names_base_model_base_models REFERENCES base_models (id)
 );
 CREATE INDEX ix_base_model_names_base_model ON base_model_names (base_model);
 
 CREATE TABLE plan_versions (
-    id TEXT NOT NULL CONSTRAINT pk_plan_versions PRIMARY KEY,
-    plan_id TEXT NOT NULL CONSTRAINT fk_plan_versions_plan_id_plans REFERENCES plans (id),
+    id text NOT NULL CONSTRAINT pk_plan_versions PRIMARY KEY,
+    plan_id text NOT NULL CONSTRAINT fk_plan_versions_plan_id_plans REFERENCES plans (id),
     number integer NOT NULL,
     limits jsonb NOT NULL,
     prices jsonb NOT NULL,
-    price_version_id TEXT NOT NULL,
+    price_version_id text NOT NULL,
     created_at timestamptz NOT NULL,
     effective_from timestamptz NOT NULL,
     CONSTRAINT uq_plan_versions_plan_id_number UNIQUE (plan_id, number),
@@ -89,10 +89,10 @@ CREATE TABLE plan_versions (
 );
 
 CREATE TABLE tenants (
-    id TEXT NOT NULL CONSTRAINT pk_tenants PRIMARY KEY,
-    name TEXT NOT NULL,
-    plan_id TEXT NOT NULL CONSTRAINT fk_tenants_plan_id_plans REFERENCES plans (id),
-    status TEXT NOT NULL,
+    id text NOT NULL CONSTRAINT pk_tenants PRIMARY KEY,
+    name text NOT NULL,
+    plan_id text NOT NULL CONSTRAINT fk_tenants_plan_id_plans REFERENCES plans (id),
+    status text NOT NULL,
     limit_overrides jsonb NOT NULL,
     created_at timestamptz NOT NULL,
     limit_override_terms jsonb DEFAULT '{}'::jsonb NOT NULL,
@@ -102,10 +102,10 @@ CREATE INDEX ix_tenants_override_terms ON tenants (id) WHERE limit_override_term
 CREATE INDEX ix_tenants_plan_id ON tenants (plan_id);
 
 CREATE TABLE adapters (
-    id TEXT NOT NULL CONSTRAINT pk_adapters PRIMARY KEY,
-    tenant_id TEXT NOT NULL CONSTRAINT fk_adapters_tenant_id_tenants REFERENCES tenants (id),
-    base_model TEXT NOT NULL CONSTRAINT fk_adapters_base_model_base_models REFERENCES base_models (id),
-    name TEXT NOT NULL,
+    id text NOT NULL CONSTRAINT pk_adapters PRIMARY KEY,
+    tenant_id text NOT NULL CONSTRAINT fk_adapters_tenant_id_tenants REFERENCES tenants (id),
+    base_model text NOT NULL CONSTRAINT fk_adapters_base_model_base_models REFERENCES base_models (id),
+    name text NOT NULL,
     created_at timestamptz NOT NULL,
     deleted_at timestamptz,
     pinned boolean NOT NULL
@@ -115,12 +115,12 @@ CREATE UNIQUE INDEX uq_adapters_live_name ON adapters (tenant_id, name) WHERE de
 CREATE UNIQUE INDEX uq_adapters_tenant_id_id ON adapters (tenant_id, id);
 
 CREATE TABLE api_keys (
-    id TEXT NOT NULL CONSTRAINT pk_api_keys PRIMARY KEY,
-    tenant_id TEXT CONSTRAINT fk_api_keys_tenant_id_tenants REFERENCES tenants (id),
-    name TEXT NOT NULL,
-    key_hash TEXT NOT NULL CONSTRAINT uq_api_keys_key_hash UNIQUE,
-    redacted TEXT NOT NULL,
-    scopes TEXT[] NOT NULL,
+    id text NOT NULL CONSTRAINT pk_api_keys PRIMARY KEY,
+    tenant_id text CONSTRAINT fk_api_keys_tenant_id_tenants REFERENCES tenants (id),
+    name text NOT NULL,
+    key_hash text NOT NULL CONSTRAINT uq_api_keys_key_hash UNIQUE,
+    redacted text NOT NULL,
+    scopes text[] NOT NULL,
     created_at timestamptz NOT NULL,
     revoked_at timestamptz,
     limits jsonb,
@@ -129,23 +129,23 @@ CREATE TABLE api_keys (
 CREATE INDEX ix_api_keys_tenant_id ON api_keys (tenant_id);
 
 CREATE TABLE plan_drafts (
-    id TEXT NOT NULL CONSTRAINT pk_plan_drafts PRIMARY KEY,
-    plan_id TEXT NOT NULL CONSTRAINT fk_plan_drafts_plan_id_plans REFERENCES plans (id),
+    id text NOT NULL CONSTRAINT pk_plan_drafts PRIMARY KEY,
+    plan_id text NOT NULL CONSTRAINT fk_plan_drafts_plan_id_plans REFERENCES plans (id),
     base_version integer NOT NULL,
     limits jsonb NOT NULL,
     prices jsonb NOT NULL,
-    created_by TEXT NOT NULL,
+    created_by text NOT NULL,
     created_at timestamptz NOT NULL,
-    published_version_id TEXT
+    published_version_id text
         CONSTRAINT fk_plan_drafts_published_version_id_plan_versions REFERENCES plan_versions (id)
 );
 CREATE INDEX ix_plan_drafts_plan_id ON plan_drafts (plan_id);
 
 CREATE TABLE adapter_revocations (
-    id TEXT NOT NULL CONSTRAINT pk_adapter_revocations PRIMARY KEY,
-    tenant_id TEXT NOT NULL,
-    adapter_id TEXT NOT NULL,
-    reason TEXT NOT NULL,
+    id text NOT NULL CONSTRAINT pk_adapter_revocations PRIMARY KEY,
+    tenant_id text NOT NULL,
+    adapter_id text NOT NULL,
+    reason text NOT NULL,
     engine_names jsonb NOT NULL,
     receipts jsonb NOT NULL,
     created_at timestamptz NOT NULL,
@@ -160,9 +160,9 @@ CREATE INDEX ix_adapter_revocations_adapter ON adapter_revocations (adapter_id);
 CREATE INDEX ix_adapter_revocations_open ON adapter_revocations (id) WHERE forgotten_at IS NULL AND lifted_at IS NULL;
 
 CREATE TABLE aliases (
-    adapter_id TEXT NOT NULL,
-    name TEXT NOT NULL,
-    tenant_id TEXT NOT NULL,
+    adapter_id text NOT NULL,
+    name text NOT NULL,
+    tenant_id text NOT NULL,
     weights jsonb NOT NULL,
     updated_at timestamptz NOT NULL,
     CONSTRAINT pk_aliases PRIMARY KEY (adapter_id, name),
@@ -170,12 +170,12 @@ CREATE TABLE aliases (
 );
 
 CREATE TABLE revisions (
-    id TEXT NOT NULL CONSTRAINT pk_revisions PRIMARY KEY,
-    tenant_id TEXT NOT NULL,
-    adapter_id TEXT NOT NULL,
-    status TEXT NOT NULL,
+    id text NOT NULL CONSTRAINT pk_revisions PRIMARY KEY,
+    tenant_id text NOT NULL,
+    adapter_id text NOT NULL,
+    status text NOT NULL,
     size_bytes bigint NOT NULL,
-    digest TEXT,
+    digest text,
     report jsonb,
     attempts integer NOT NULL,
     leased_until timestamptz,
@@ -183,7 +183,7 @@ CREATE TABLE revisions (
     completed_at timestamptz,
     decided_at timestamptz,
     uploads_removed_at timestamptz,
-    checked_digest TEXT,
+    checked_digest text,
     rank integer,
     rank_class integer,
     canary jsonb,
@@ -203,11 +203,11 @@ CREATE INDEX ix_revisions_uncleaned ON revisions (created_at) WHERE uploads_remo
 CREATE INDEX ix_revisions_waiting ON revisions (status, id) WHERE status IN ('uploading', 'validating');
 
 CREATE TABLE upload_files (
-    revision_id TEXT NOT NULL CONSTRAINT fk_upload_files_revision_id_revisions REFERENCES revisions (id),
-    path TEXT NOT NULL,
+    revision_id text NOT NULL CONSTRAINT fk_upload_files_revision_id_revisions REFERENCES revisions (id),
+    path text NOT NULL,
     size_bytes bigint NOT NULL,
-    sha256 TEXT NOT NULL,
-    s3_upload_id TEXT,
+    sha256 text NOT NULL,
+    s3_upload_id text,
     part_bytes bigint,
     CONSTRAINT pk_upload_files PRIMARY KEY (revision_id, path),
     CONSTRAINT ck_upload_files_size_positive CHECK (size_bytes > 0)

@@ -1,5 +1,5 @@
 CREATE TABLE period_states (
-    tenant_id text NOT NULL,
+    tenant_id varchar NOT NULL,
     period_end timestamptz NOT NULL,
     state jsonb NOT NULL,
     created_at timestamptz NOT NULL,
@@ -7,11 +7,11 @@ CREATE TABLE period_states (
 );
 
 CREATE TABLE usage_adjustments (
-    id text NOT NULL CONSTRAINT pk_usage_adjustments PRIMARY KEY,
-    tenant_id text NOT NULL,
+    id varchar NOT NULL CONSTRAINT pk_usage_adjustments PRIMARY KEY,
+    tenant_id varchar NOT NULL,
     period_start timestamptz NOT NULL,
     amount_nanos bigint NOT NULL,
-    transfer_id text NOT NULL
+    transfer_id varchar NOT NULL
         CONSTRAINT uq_usage_adjustments_transfer_id UNIQUE CONSTRAINT fk_usage_adjustments_transfer_id_transfers REFERENCES transfers (id),
     created_at timestamptz NOT NULL,
     usage_nanos bigint NOT NULL,

@@ -1,9 +1,9 @@
 CREATE TABLE cost_functions (
-    id text NOT NULL CONSTRAINT pk_cost_functions PRIMARY KEY,
-    base_model text NOT NULL,
+    id varchar NOT NULL CONSTRAINT pk_cost_functions PRIMARY KEY,
+    base_model varchar NOT NULL,
     rank_max integer NOT NULL,
-    engine text NOT NULL,
-    device text NOT NULL,
+    engine varchar NOT NULL,
+    device varchar NOT NULL,
     fixed_ps bigint NOT NULL,
     prefill_token_ps bigint NOT NULL,
     decode_token_ps bigint NOT NULL,
@@ -26,13 +26,13 @@ CREATE TABLE cost_functions (
 CREATE INDEX ix_cost_functions_pool ON cost_functions (base_model, rank_max, device, engine, created_at);
 
 CREATE TABLE outside_prices (
-    base_model text NOT NULL,
-    provider text NOT NULL,
+    base_model varchar NOT NULL,
+    provider varchar NOT NULL,
     as_of DATE NOT NULL,
-    currency text NOT NULL,
+    currency varchar NOT NULL,
     input_nanos_per_mtok bigint NOT NULL,
     output_nanos_per_mtok bigint NOT NULL,
-    source text NOT NULL,
+    source varchar NOT NULL,
     created_at timestamptz NOT NULL,
     CONSTRAINT pk_outside_prices PRIMARY KEY (base_model, provider, as_of, currency),
     CONSTRAINT ck_outside_prices_prices_not_negative CHECK (input_nanos_per_mtok >= 0 AND output_nanos_per_mtok >= 0),
@@ -40,7 +40,7 @@ CREATE TABLE outside_prices (
 );
 
 CREATE TABLE pool_rates (
-    base_model text NOT NULL,
+    base_model varchar NOT NULL,
     rank_max integer NOT NULL,
     effective_from timestamptz NOT NULL,
     nanos_per_hour bigint NOT NULL,
@@ -52,14 +52,14 @@ CREATE TABLE pool_rates (
 );
 
 CREATE TABLE replica_cost_windows (
-    replica_id text NOT NULL,
-    boot_id text NOT NULL,
+    replica_id varchar NOT NULL,
+    boot_id varchar NOT NULL,
     sequence bigint NOT NULL,
-    base_model text NOT NULL,
+    base_model varchar NOT NULL,
     rank_max integer NOT NULL,
-    engine text NOT NULL,
-    device text NOT NULL,
-    state text NOT NULL,
+    engine varchar NOT NULL,
+    device varchar NOT NULL,
+    state varchar NOT NULL,
     start_ms bigint NOT NULL,
     end_ms bigint NOT NULL,
     busy_ms bigint NOT NULL,
@@ -86,11 +86,11 @@ CREATE INDEX ix_replica_cost_windows_replica_id_start_ms ON replica_cost_windows
 CREATE INDEX ix_replica_cost_windows_start_ms ON replica_cost_windows (start_ms);
 
 CREATE TABLE cost_hours (
-    replica_id text NOT NULL,
+    replica_id varchar NOT NULL,
     hour_ms bigint NOT NULL,
-    base_model text NOT NULL,
+    base_model varchar NOT NULL,
     rank_max integer NOT NULL,
-    cost_function_id text CONSTRAINT fk_cost_hours_cost_function_id_cost_functions REFERENCES cost_functions (id),
+    cost_function_id varchar CONSTRAINT fk_cost_hours_cost_function_id_cost_functions REFERENCES cost_functions (id),
     charge NUMERIC(38, 0) NOT NULL,
     carry_in integer NOT NULL,
     carry integer NOT NULL,
@@ -109,12 +109,12 @@ CREATE TABLE cost_hours (
 CREATE INDEX ix_cost_hours_hour_ms ON cost_hours (hour_ms);
 
 CREATE TABLE cost_rows (
-    replica_id text NOT NULL,
+    replica_id varchar NOT NULL,
     hour_ms bigint NOT NULL,
-    tenant_id text NOT NULL,
-    adapter_id text NOT NULL,
-    plan_id text NOT NULL,
-    kind text NOT NULL,
+    tenant_id varchar NOT NULL,
+    adapter_id varchar NOT NULL,
+    plan_id varchar NOT NULL,
+    kind varchar NOT NULL,
     nanos bigint NOT NULL,
     CONSTRAINT pk_cost_rows PRIMARY KEY (replica_id, hour_ms, tenant_id, adapter_id, plan_id, kind),
     CONSTRAINT fk_cost_rows_replica_id_cost_hours FOREIGN KEY(replica_id, hour_ms) REFERENCES cost_hours (replica_id, hour_ms),

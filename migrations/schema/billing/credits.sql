@@ -1,13 +1,13 @@
 CREATE TABLE credit_lots (
-    id text NOT NULL CONSTRAINT pk_credit_lots PRIMARY KEY,
-    tenant_id text NOT NULL,
-    kind text NOT NULL,
+    id varchar NOT NULL CONSTRAINT pk_credit_lots PRIMARY KEY,
+    tenant_id varchar NOT NULL,
+    kind varchar NOT NULL,
     amount_nanos bigint NOT NULL,
     priority integer NOT NULL,
     effective_from timestamptz NOT NULL,
     expires_at timestamptz,
-    models text[] NOT NULL,
-    reference text NOT NULL,
+    models varchar[] NOT NULL,
+    reference varchar NOT NULL,
     created_at timestamptz NOT NULL,
     CONSTRAINT uq_credit_lots_tenant_id_reference UNIQUE (tenant_id, reference),
     CONSTRAINT ck_credit_lots_kind_known CHECK (kind IN ('paid', 'promotional')),
@@ -20,13 +20,13 @@ CREATE TABLE credit_lots (
 CREATE INDEX ix_credit_lots_expires_at ON credit_lots (expires_at);
 
 CREATE TABLE credit_entries (
-    lot_id text NOT NULL CONSTRAINT fk_credit_entries_lot_id_credit_lots REFERENCES credit_lots (id),
+    lot_id varchar NOT NULL CONSTRAINT fk_credit_entries_lot_id_credit_lots REFERENCES credit_lots (id),
     number integer NOT NULL,
-    kind text NOT NULL,
+    kind varchar NOT NULL,
     amount_nanos bigint NOT NULL,
     balance_nanos bigint NOT NULL,
-    invoice_id text,
-    transfer_id text NOT NULL
+    invoice_id varchar,
+    transfer_id varchar NOT NULL
         CONSTRAINT uq_credit_entries_transfer_id UNIQUE CONSTRAINT fk_credit_entries_transfer_id_transfers REFERENCES transfers (id),
     created_at timestamptz NOT NULL,
     CONSTRAINT pk_credit_entries PRIMARY KEY (lot_id, number),

@@ -1,13 +1,13 @@
 CREATE TABLE documents (
     position BIGSERIAL CONSTRAINT pk_documents PRIMARY KEY,
-    kind text NOT NULL,
+    kind varchar NOT NULL,
     number bigint NOT NULL,
-    document_id text NOT NULL CONSTRAINT uq_documents_document_id UNIQUE,
-    tenant_id text NOT NULL,
+    document_id varchar NOT NULL CONSTRAINT uq_documents_document_id UNIQUE,
+    tenant_id varchar NOT NULL,
     content_format integer NOT NULL,
-    content_sha256 text NOT NULL,
-    previous_sha256 text NOT NULL,
-    sha256 text NOT NULL,
+    content_sha256 varchar NOT NULL,
+    previous_sha256 varchar NOT NULL,
+    sha256 varchar NOT NULL,
     created_at timestamptz NOT NULL,
     CONSTRAINT uq_documents_kind_number UNIQUE (kind, number),
     CONSTRAINT ck_documents_kind_known CHECK (kind IN ('invoice', 'credit_note'))
@@ -15,15 +15,15 @@ CREATE TABLE documents (
 CREATE INDEX ix_documents_tenant_id ON documents (tenant_id);
 
 CREATE TABLE invoices (
-    id text NOT NULL CONSTRAINT pk_invoices PRIMARY KEY,
-    tenant_id text NOT NULL,
+    id varchar NOT NULL CONSTRAINT pk_invoices PRIMARY KEY,
+    tenant_id varchar NOT NULL,
     period_start timestamptz NOT NULL,
     period_end timestamptz NOT NULL,
-    currency text NOT NULL,
+    currency varchar NOT NULL,
     total_cents bigint NOT NULL,
     amount_nanos bigint NOT NULL,
     created_at timestamptz NOT NULL,
-    kind text NOT NULL,
+    kind varchar NOT NULL,
     carried_nanos bigint NOT NULL,
     net_cents bigint NOT NULL,
     tax_cents bigint NOT NULL,
@@ -39,13 +39,13 @@ CREATE TABLE invoices (
 );
 
 CREATE TABLE carried_periods (
-    tenant_id text NOT NULL,
+    tenant_id varchar NOT NULL,
     period_end timestamptz NOT NULL,
     period_start timestamptz NOT NULL,
     amount_nanos bigint NOT NULL,
     lines jsonb NOT NULL,
     created_at timestamptz NOT NULL,
-    invoice_id text
+    invoice_id varchar
         CONSTRAINT uq_carried_periods_invoice_id UNIQUE CONSTRAINT fk_carried_periods_invoice_id_invoices REFERENCES invoices (id),
     billed_until timestamptz NOT NULL,
     CONSTRAINT pk_carried_periods PRIMARY KEY (tenant_id, period_end),
@@ -54,10 +54,10 @@ CREATE TABLE carried_periods (
 );
 
 CREATE TABLE invoice_credits (
-    invoice_id text NOT NULL
+    invoice_id varchar NOT NULL
         CONSTRAINT fk_invoice_credits_invoice_id_invoices REFERENCES invoices (id) DEFERRABLE INITIALLY DEFERRED,
     position integer NOT NULL,
-    lot_id text NOT NULL,
+    lot_id varchar NOT NULL,
     amount_nanos bigint NOT NULL,
     amount_cents bigint NOT NULL,
     CONSTRAINT pk_invoice_credits PRIMARY KEY (invoice_id, position),
@@ -65,30 +65,30 @@ CREATE TABLE invoice_credits (
 );
 
 CREATE TABLE invoice_lines (
-    id text NOT NULL CONSTRAINT pk_invoice_lines PRIMARY KEY,
-    invoice_id text NOT NULL
+    id varchar NOT NULL CONSTRAINT pk_invoice_lines PRIMARY KEY,
+    invoice_id varchar NOT NULL
         CONSTRAINT fk_invoice_lines_invoice_id_invoices REFERENCES invoices (id) DEFERRABLE INITIALLY DEFERRED,
     position integer NOT NULL,
-    kind text NOT NULL,
-    base_model text,
-    adapter_id text,
-    price_version_id text CONSTRAINT fk_invoice_lines_price_version_id_price_versions REFERENCES price_versions (id),
+    kind varchar NOT NULL,
+    base_model varchar,
+    adapter_id varchar,
+    price_version_id varchar CONSTRAINT fk_invoice_lines_price_version_id_price_versions REFERENCES price_versions (id),
     quantity NUMERIC(38, 9) NOT NULL,
     unit_price_nanos bigint NOT NULL,
     amount_nanos bigint NOT NULL,
     amount_cents bigint NOT NULL,
     request_count bigint,
-    adapter_name text,
+    adapter_name varchar,
     late_for timestamptz,
-    unit text NOT NULL,
+    unit varchar NOT NULL,
     rank_class integer,
     tier integer,
     used_units NUMERIC(38, 9),
-    description text,
-    source_id text,
+    description varchar,
+    source_id varchar,
     covers_from timestamptz,
     covers_until timestamptz,
-    service_tier text,
+    service_tier varchar,
     list_price_nanos bigint,
     CONSTRAINT ck_invoice_lines_kind_known CHECK (
         kind IN ('uncached_input_tokens', 'cached_input_tokens', 'output_tokens', 'kv_page_seconds', 'adapter_storage', 'pinned_slots', 'cold_loads', 'base_fee', 'proration', 'discount', 'coupon', 'commitment', 'carried')),
@@ -109,33 +109,33 @@ CREATE TABLE invoice_lines (
 );
 
 CREATE TABLE invoice_tax_lines (
-    invoice_id text NOT NULL
+    invoice_id varchar NOT NULL
         CONSTRAINT fk_invoice_tax_lines_invoice_id_invoices REFERENCES invoices (id) DEFERRABLE INITIALLY DEFERRED,
     position integer NOT NULL,
-    name text NOT NULL,
+    name varchar NOT NULL,
     rate_ppm integer NOT NULL,
     base_cents bigint NOT NULL,
     tax_cents bigint NOT NULL,
-    note text,
+    note varchar,
     CONSTRAINT pk_invoice_tax_lines PRIMARY KEY (invoice_id, position),
     CONSTRAINT ck_invoice_tax_lines_rate_possible CHECK (rate_ppm BETWEEN 0 AND 1000000)
 );
 
 CREATE TABLE credit_notes (
-    id text NOT NULL CONSTRAINT pk_credit_notes PRIMARY KEY,
-    invoice_id text NOT NULL CONSTRAINT fk_credit_notes_invoice_id_invoices REFERENCES invoices (id),
-    tenant_id text NOT NULL,
-    line_id text CONSTRAINT fk_credit_notes_line_id_invoice_lines REFERENCES invoice_lines (id),
+    id varchar NOT NULL CONSTRAINT pk_credit_notes PRIMARY KEY,
+    invoice_id varchar NOT NULL CONSTRAINT fk_credit_notes_invoice_id_invoices REFERENCES invoices (id),
+    tenant_id varchar NOT NULL,
+    line_id varchar CONSTRAINT fk_credit_notes_line_id_invoice_lines REFERENCES invoice_lines (id),
     net_cents bigint NOT NULL,
     tax_cents bigint NOT NULL,
     total_cents bigint NOT NULL,
-    destination text NOT NULL,
+    destination varchar NOT NULL,
     due_cents bigint NOT NULL,
     balance_cents bigint NOT NULL,
     refund_cents bigint NOT NULL,
-    reason text NOT NULL,
-    reference text,
-    transfer_id text NOT NULL
+    reason varchar NOT NULL,
+    reference varchar,
+    transfer_id varchar NOT NULL
         CONSTRAINT uq_credit_notes_transfer_id UNIQUE CONSTRAINT fk_credit_notes_transfer_id_transfers REFERENCES transfers (id),
     created_at timestamptz NOT NULL,
     CONSTRAINT uq_credit_notes_tenant_id_reference UNIQUE (tenant_id, reference),
@@ -148,32 +148,32 @@ CREATE TABLE credit_notes (
 CREATE INDEX ix_credit_notes_invoice_id ON credit_notes (invoice_id);
 
 CREATE TABLE credit_note_tax_lines (
-    credit_note_id text NOT NULL
+    credit_note_id varchar NOT NULL
         CONSTRAINT fk_credit_note_tax_lines_credit_note_id_credit_notes REFERENCES credit_notes (id) DEFERRABLE INITIALLY DEFERRED,
     position integer NOT NULL,
-    name text NOT NULL,
+    name varchar NOT NULL,
     rate_ppm integer NOT NULL,
     base_cents bigint NOT NULL,
     tax_cents bigint NOT NULL,
-    note text,
+    note varchar,
     CONSTRAINT pk_credit_note_tax_lines PRIMARY KEY (credit_note_id, position)
 );
 
 CREATE TABLE invoice_events (
-    invoice_id text NOT NULL CONSTRAINT fk_invoice_events_invoice_id_invoices REFERENCES invoices (id),
+    invoice_id varchar NOT NULL CONSTRAINT fk_invoice_events_invoice_id_invoices REFERENCES invoices (id),
     seq integer NOT NULL,
-    kind text NOT NULL,
+    kind varchar NOT NULL,
     amount_cents bigint NOT NULL,
     surplus_cents bigint NOT NULL,
-    source text,
-    reference text,
-    credit_note_id text
+    source varchar,
+    reference varchar,
+    credit_note_id varchar
         CONSTRAINT uq_invoice_events_credit_note_id UNIQUE CONSTRAINT fk_invoice_events_credit_note_id_credit_notes REFERENCES credit_notes (id),
-    transfer_id text
+    transfer_id varchar
         CONSTRAINT uq_invoice_events_transfer_id UNIQUE CONSTRAINT fk_invoice_events_transfer_id_transfers REFERENCES transfers (id),
-    reason text,
-    actor text,
-    status text NOT NULL,
+    reason varchar,
+    actor varchar,
+    status varchar NOT NULL,
     amount_due_cents bigint NOT NULL,
     paid_cents bigint NOT NULL,
     credited_cents bigint NOT NULL,

@@ -1,7 +1,7 @@
 CREATE TABLE accounts (
-    id text NOT NULL CONSTRAINT pk_accounts PRIMARY KEY,
-    kind text NOT NULL,
-    tenant_id text,
+    id varchar NOT NULL CONSTRAINT pk_accounts PRIMARY KEY,
+    kind varchar NOT NULL,
+    tenant_id varchar,
     CONSTRAINT uq_accounts_kind_tenant_id UNIQUE NULLS NOT DISTINCT (kind, tenant_id),
     CONSTRAINT ck_accounts_kind_known CHECK (
         kind IN ('usage_unbilled', 'receivable', 'customer_balance', 'credits_paid', 'credits_promotional', 'revenue', 'rounding', 'cash', 'promotions', 'breakage', 'tax_payable', 'bad_debt')),
@@ -10,9 +10,9 @@ CREATE TABLE accounts (
 );
 
 CREATE TABLE transfers (
-    id text NOT NULL CONSTRAINT pk_transfers PRIMARY KEY,
-    kind text NOT NULL,
-    invoice_id text
+    id varchar NOT NULL CONSTRAINT pk_transfers PRIMARY KEY,
+    kind varchar NOT NULL,
+    invoice_id varchar
         CONSTRAINT uq_transfers_invoice_id UNIQUE,
     created_at timestamptz NOT NULL,
     CONSTRAINT ck_transfers_kind_known CHECK (
@@ -22,9 +22,9 @@ CREATE TABLE transfers (
 CREATE INDEX ix_transfers_revenue_created_at ON transfers (created_at) WHERE kind IN ('adjustment', 'credit_note', 'void');
 
 CREATE TABLE entries (
-    transfer_id text NOT NULL
+    transfer_id varchar NOT NULL
         CONSTRAINT fk_entries_transfer_id_transfers REFERENCES transfers (id) DEFERRABLE INITIALLY DEFERRED,
-    account_id text NOT NULL CONSTRAINT fk_entries_account_id_accounts REFERENCES accounts (id),
+    account_id varchar NOT NULL CONSTRAINT fk_entries_account_id_accounts REFERENCES accounts (id),
     amount_nanos bigint NOT NULL,
     CONSTRAINT pk_entries PRIMARY KEY (transfer_id, account_id)
 );

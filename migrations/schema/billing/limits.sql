@@ -1,5 +1,5 @@
 CREATE TABLE spend_ceilings (
-    tenant_id text NOT NULL CONSTRAINT pk_spend_ceilings PRIMARY KEY,
+    tenant_id varchar NOT NULL CONSTRAINT pk_spend_ceilings PRIMARY KEY,
     revision bigint NOT NULL,
     ceiling_nanos bigint,
     balance_nanos bigint NOT NULL,
@@ -15,11 +15,11 @@ CREATE INDEX ix_spend_ceilings_recheck_at ON spend_ceilings (recheck_at);
 CREATE INDEX ix_spend_ceilings_to_publish ON spend_ceilings (tenant_id) WHERE to_publish;
 
 CREATE TABLE spend_limits (
-    id text NOT NULL CONSTRAINT pk_spend_limits PRIMARY KEY,
-    tenant_id text NOT NULL,
-    scope text NOT NULL,
-    subject_id text NOT NULL,
-    window_kind text NOT NULL,
+    id varchar NOT NULL CONSTRAINT pk_spend_limits PRIMARY KEY,
+    tenant_id varchar NOT NULL,
+    scope varchar NOT NULL,
+    subject_id varchar NOT NULL,
+    window_kind varchar NOT NULL,
     amount_nanos bigint NOT NULL,
     created_at timestamptz NOT NULL,
     updated_at timestamptz NOT NULL,
@@ -32,8 +32,8 @@ CREATE TABLE spend_limits (
 );
 
 CREATE TABLE spending_terms (
-    tenant_id text NOT NULL CONSTRAINT pk_spending_terms PRIMARY KEY,
-    mode text NOT NULL,
+    tenant_id varchar NOT NULL CONSTRAINT pk_spending_terms PRIMARY KEY,
+    mode varchar NOT NULL,
     credit_limit_nanos bigint,
     invoice_threshold_nanos bigint,
     balance_floors_nanos bigint[] NOT NULL,

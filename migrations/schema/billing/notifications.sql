@@ -1,11 +1,11 @@
 CREATE TABLE notification_endpoints (
-    id TEXT NOT NULL CONSTRAINT pk_notification_endpoints PRIMARY KEY,
-    tenant_id TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    address TEXT NOT NULL,
-    event_types TEXT[] NOT NULL,
-    status TEXT NOT NULL,
-    disabled_reason TEXT,
+    id text NOT NULL CONSTRAINT pk_notification_endpoints PRIMARY KEY,
+    tenant_id text NOT NULL,
+    kind text NOT NULL,
+    address text NOT NULL,
+    event_types text[] NOT NULL,
+    status text NOT NULL,
+    disabled_reason text,
     signing_secret BYTEA,
     previous_secret BYTEA,
     previous_secret_until timestamptz,
@@ -28,11 +28,11 @@ CREATE INDEX ix_notification_endpoints_tenant_id ON notification_endpoints (tena
 CREATE UNIQUE INDEX uq_notification_endpoints_address ON notification_endpoints (tenant_id, kind, address) WHERE status <> 'deleted';
 
 CREATE TABLE notifications (
-    id TEXT NOT NULL CONSTRAINT pk_notifications PRIMARY KEY,
-    tenant_id TEXT NOT NULL,
-    event_type TEXT NOT NULL,
+    id text NOT NULL CONSTRAINT pk_notifications PRIMARY KEY,
+    tenant_id text NOT NULL,
+    event_type text NOT NULL,
     data jsonb NOT NULL,
-    dedupe_key TEXT NOT NULL,
+    dedupe_key text NOT NULL,
     created_at timestamptz NOT NULL,
     CONSTRAINT uq_notifications_tenant_id_dedupe_key UNIQUE (tenant_id, dedupe_key),
     CONSTRAINT ck_notifications_dedupe_key_bounded CHECK (length(dedupe_key) BETWEEN 1 AND 300)
@@ -40,19 +40,19 @@ CREATE TABLE notifications (
 CREATE INDEX ix_notifications_tenant_id_created_at ON notifications (tenant_id, created_at);
 
 CREATE TABLE notification_deliveries (
-    id TEXT NOT NULL CONSTRAINT pk_notification_deliveries PRIMARY KEY,
-    notification_id TEXT NOT NULL
+    id text NOT NULL CONSTRAINT pk_notification_deliveries PRIMARY KEY,
+    notification_id text NOT NULL
         CONSTRAINT fk_notification_deliveries_notification_id_notifications REFERENCES notifications (id),
-    endpoint_id TEXT NOT NULL
+    endpoint_id text NOT NULL
         CONSTRAINT fk_notification_deliveries_endpoint_id_notification_endpoints REFERENCES notification_endpoints (id),
-    tenant_id TEXT NOT NULL,
-    state TEXT NOT NULL,
+    tenant_id text NOT NULL,
+    state text NOT NULL,
     attempts bigint NOT NULL,
     attempts_before bigint NOT NULL,
     queued_at timestamptz NOT NULL,
     next_attempt_at timestamptz NOT NULL,
     leased_until timestamptz,
-    last_error TEXT,
+    last_error text,
     delivered_at timestamptz,
     created_at timestamptz NOT NULL,
     CONSTRAINT uq_notification_deliveries_notification_id_endpoint_id UNIQUE (notification_id, endpoint_id),

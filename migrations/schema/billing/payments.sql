@@ -1,14 +1,14 @@
 CREATE TABLE charges (
-    id TEXT NOT NULL CONSTRAINT pk_charges PRIMARY KEY,
-    tenant_id TEXT NOT NULL,
-    invoice_id TEXT,
+    id text NOT NULL CONSTRAINT pk_charges PRIMARY KEY,
+    tenant_id text NOT NULL,
+    invoice_id text,
     covers jsonb NOT NULL,
     amount_cents bigint NOT NULL,
     on_page boolean NOT NULL,
-    method TEXT,
-    page TEXT,
-    state TEXT NOT NULL,
-    failure TEXT,
+    method text,
+    page text,
+    state text NOT NULL,
+    failure text,
     created_at timestamptz NOT NULL,
     CONSTRAINT ck_charges_amount_positive CHECK (amount_cents > 0),
     CONSTRAINT ck_charges_covers_invoices CHECK ((invoice_id IS NULL) = (covers = '{}')),
@@ -18,17 +18,17 @@ CREATE INDEX ix_charges_invoice_id ON charges (invoice_id);
 CREATE INDEX ix_charges_tenant_id ON charges (tenant_id, id);
 
 CREATE TABLE dunning_cases (
-    invoice_id TEXT NOT NULL CONSTRAINT pk_dunning_cases PRIMARY KEY,
-    tenant_id TEXT NOT NULL,
-    state TEXT NOT NULL,
+    invoice_id text NOT NULL CONSTRAINT pk_dunning_cases PRIMARY KEY,
+    tenant_id text NOT NULL,
+    state text NOT NULL,
     started_at timestamptz NOT NULL,
     attempts integer NOT NULL,
     next_attempt_at timestamptz,
     suspends_at timestamptz NOT NULL,
     suspended boolean NOT NULL,
-    tried_method TEXT,
-    last_reason TEXT,
-    pay_token TEXT NOT NULL CONSTRAINT uq_dunning_cases_pay_token UNIQUE,
+    tried_method text,
+    last_reason text,
+    pay_token text NOT NULL CONSTRAINT uq_dunning_cases_pay_token UNIQUE,
     ended_at timestamptz,
     CONSTRAINT ck_dunning_cases_state_known CHECK (
         state IN ('retrying', 'needs_method', 'needs_owner', 'exhausted', 'paid', 'ended'))
@@ -37,22 +37,22 @@ CREATE INDEX ix_dunning_cases_open ON dunning_cases (tenant_id) WHERE state NOT 
 CREATE INDEX ix_dunning_cases_tenant_id ON dunning_cases (tenant_id);
 
 CREATE TABLE payment_alarms (
-    id TEXT NOT NULL CONSTRAINT pk_payment_alarms PRIMARY KEY,
-    kind TEXT NOT NULL,
-    tenant_id TEXT,
-    message TEXT NOT NULL,
-    dedupe_key TEXT NOT NULL CONSTRAINT uq_payment_alarms_dedupe_key UNIQUE,
+    id text NOT NULL CONSTRAINT pk_payment_alarms PRIMARY KEY,
+    kind text NOT NULL,
+    tenant_id text,
+    message text NOT NULL,
+    dedupe_key text NOT NULL CONSTRAINT uq_payment_alarms_dedupe_key UNIQUE,
     created_at timestamptz NOT NULL,
     seen_at timestamptz
 );
 CREATE INDEX ix_payment_alarms_tenant_id ON payment_alarms (tenant_id);
 
 CREATE TABLE payment_queues (
-    tenant_id TEXT NOT NULL CONSTRAINT pk_payment_queues PRIMARY KEY,
-    customer_id TEXT CONSTRAINT uq_payment_queues_customer_id UNIQUE,
-    test_clock TEXT,
+    tenant_id text NOT NULL CONSTRAINT pk_payment_queues PRIMARY KEY,
+    customer_id text CONSTRAINT uq_payment_queues_customer_id UNIQUE,
+    test_clock text,
     clock_at timestamptz,
-    stopped_reason TEXT,
+    stopped_reason text,
     stopped_at timestamptz,
     next_attempt_at timestamptz,
     leased_until timestamptz,
@@ -64,9 +64,9 @@ CREATE TABLE payment_queues (
 CREATE INDEX ix_payment_queues_due ON payment_queues (next_attempt_at) WHERE next_attempt_at IS NOT NULL AND stopped_at IS NULL;
 
 CREATE TABLE payment_standings (
-    tenant_id TEXT NOT NULL CONSTRAINT pk_payment_standings PRIMARY KEY,
-    standing TEXT NOT NULL,
-    reason TEXT NOT NULL,
+    tenant_id text NOT NULL CONSTRAINT pk_payment_standings PRIMARY KEY,
+    standing text NOT NULL,
+    reason text NOT NULL,
     changed_at timestamptz NOT NULL,
     applied_at timestamptz,
     ours boolean NOT NULL,
@@ -75,19 +75,19 @@ CREATE TABLE payment_standings (
 CREATE INDEX ix_payment_standings_waiting ON payment_standings (changed_at) WHERE applied_at IS NULL;
 
 CREATE TABLE stripe_events (
-    id TEXT NOT NULL CONSTRAINT pk_stripe_events PRIMARY KEY,
-    type TEXT NOT NULL,
-    object_kind TEXT NOT NULL,
-    object_id TEXT,
-    customer TEXT,
-    api_version TEXT,
-    source TEXT NOT NULL,
+    id text NOT NULL CONSTRAINT pk_stripe_events PRIMARY KEY,
+    type text NOT NULL,
+    object_kind text NOT NULL,
+    object_id text,
+    customer text,
+    api_version text,
+    source text NOT NULL,
     created_at timestamptz NOT NULL,
     received_at timestamptz NOT NULL,
-    state TEXT NOT NULL,
+    state text NOT NULL,
     attempts integer NOT NULL,
     next_attempt_at timestamptz NOT NULL,
-    note TEXT,
+    note text,
     handled_at timestamptz,
     CONSTRAINT ck_stripe_events_state_known CHECK (state IN ('stored', 'handled', 'ignored', 'failed')),
     CONSTRAINT ck_stripe_events_source_known CHECK (source IN ('webhook', 'list')),
@@ -97,30 +97,30 @@ CREATE INDEX ix_stripe_events_due ON stripe_events (next_attempt_at) WHERE state
 CREATE INDEX ix_stripe_events_received_at ON stripe_events (received_at);
 
 CREATE TABLE stripe_events_listed (
-    name TEXT NOT NULL CONSTRAINT pk_stripe_events_listed PRIMARY KEY,
+    name text NOT NULL CONSTRAINT pk_stripe_events_listed PRIMARY KEY,
     listed_until timestamptz NOT NULL
 );
 
 CREATE TABLE payment_operations (
-    id TEXT NOT NULL CONSTRAINT pk_payment_operations PRIMARY KEY,
+    id text NOT NULL CONSTRAINT pk_payment_operations PRIMARY KEY,
     position bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT uq_payment_operations_position UNIQUE,
-    tenant_id TEXT NOT NULL
+    tenant_id text NOT NULL
         CONSTRAINT fk_payment_operations_tenant_id_payment_queues REFERENCES payment_queues (tenant_id),
-    kind TEXT NOT NULL,
+    kind text NOT NULL,
     content jsonb NOT NULL,
-    dedupe_key TEXT NOT NULL,
-    state TEXT NOT NULL,
+    dedupe_key text NOT NULL,
+    state text NOT NULL,
     attempts integer NOT NULL,
-    last_error TEXT,
+    last_error text,
     result jsonb,
     created_at timestamptz NOT NULL,
     finished_at timestamptz,
-    decided TEXT,
-    idempotency_key TEXT CONSTRAINT uq_payment_operations_idempotency_key UNIQUE,
+    decided text,
+    idempotency_key text CONSTRAINT uq_payment_operations_idempotency_key UNIQUE,
     key_number integer DEFAULT 0 NOT NULL,
     key_since timestamptz,
     look_up boolean DEFAULT false NOT NULL,
-    object_id TEXT,
+    object_id text,
     approved boolean DEFAULT false NOT NULL,
     CONSTRAINT uq_payment_operations_tenant_id_dedupe_key UNIQUE (tenant_id, dedupe_key),
     CONSTRAINT ck_payment_operations_state_known CHECK (state IN ('pending', 'done', 'failed', 'cancelled')),
@@ -130,9 +130,9 @@ CREATE TABLE payment_operations (
 CREATE INDEX ix_payment_operations_waiting ON payment_operations (tenant_id, position) WHERE state = 'pending';
 
 CREATE TABLE received_payments (
-    payment_intent TEXT NOT NULL CONSTRAINT pk_received_payments PRIMARY KEY,
-    tenant_id TEXT NOT NULL,
-    charge_id TEXT NOT NULL CONSTRAINT fk_received_payments_charge_id_charges REFERENCES charges (id),
+    payment_intent text NOT NULL CONSTRAINT pk_received_payments PRIMARY KEY,
+    tenant_id text NOT NULL,
+    charge_id text NOT NULL CONSTRAINT fk_received_payments_charge_id_charges REFERENCES charges (id),
     amount_cents bigint NOT NULL,
     created_at timestamptz NOT NULL
 );
@@ -140,12 +140,12 @@ CREATE INDEX ix_received_payments_charge_id ON received_payments (charge_id);
 CREATE INDEX ix_received_payments_tenant_id ON received_payments (tenant_id);
 
 CREATE TABLE returned_payments (
-    stripe_object TEXT NOT NULL CONSTRAINT pk_returned_payments PRIMARY KEY,
-    payment_intent TEXT NOT NULL
+    stripe_object text NOT NULL CONSTRAINT pk_returned_payments PRIMARY KEY,
+    payment_intent text NOT NULL
         CONSTRAINT fk_returned_payments_payment_intent_received_payments REFERENCES received_payments (payment_intent),
     amount_cents bigint NOT NULL,
     booked_cents bigint NOT NULL,
-    transfer_id TEXT CONSTRAINT uq_returned_payments_transfer_id UNIQUE,
+    transfer_id text CONSTRAINT uq_returned_payments_transfer_id UNIQUE,
     created_at timestamptz NOT NULL,
     CONSTRAINT ck_returned_payments_transfer_books CHECK ((booked_cents = 0) = (transfer_id IS NULL)),
     CONSTRAINT ck_returned_payments_booked_of_amount CHECK (abs(booked_cents) <= abs(amount_cents))

@@ -1,14 +1,14 @@
 CREATE TABLE plan_assignments (
-    tenant_id text NOT NULL,
+    tenant_id varchar NOT NULL,
     effective_from timestamptz NOT NULL,
-    plan_id text NOT NULL,
+    plan_id varchar NOT NULL,
     created_at timestamptz NOT NULL,
     CONSTRAINT pk_plan_assignments PRIMARY KEY (tenant_id, effective_from, created_at)
 );
 
 CREATE TABLE price_versions (
-    id text NOT NULL CONSTRAINT pk_price_versions PRIMARY KEY,
-    plan_id text NOT NULL,
+    id varchar NOT NULL CONSTRAINT pk_price_versions PRIMARY KEY,
+    plan_id varchar NOT NULL,
     effective_from timestamptz NOT NULL,
     created_at timestamptz NOT NULL,
     card jsonb NOT NULL,
@@ -16,9 +16,10 @@ CREATE TABLE price_versions (
 );
 
 CREATE TABLE price_overrides (
-    id text NOT NULL CONSTRAINT pk_price_overrides PRIMARY KEY,
-    tenant_id text NOT NULL,
-    price_version_id text CONSTRAINT fk_price_overrides_price_version_id_price_versions REFERENCES price_versions (id),
+    id varchar NOT NULL CONSTRAINT pk_price_overrides PRIMARY KEY,
+    tenant_id varchar NOT NULL,
+    price_version_id varchar
+        CONSTRAINT fk_price_overrides_price_version_id_price_versions REFERENCES price_versions (id),
     effective_from timestamptz NOT NULL,
     expires_at timestamptz,
     created_at timestamptz NOT NULL,
@@ -27,7 +28,7 @@ CREATE TABLE price_overrides (
 CREATE INDEX ix_price_overrides_tenant_id ON price_overrides (tenant_id);
 
 CREATE TABLE withdrawn_price_versions (
-    price_version_id text NOT NULL
+    price_version_id varchar NOT NULL
         CONSTRAINT pk_withdrawn_price_versions PRIMARY KEY CONSTRAINT fk_withdrawn_price_versions_price_version_id_price_versions REFERENCES price_versions (id),
     withdrawn_at timestamptz NOT NULL
 );

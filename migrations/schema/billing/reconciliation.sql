@@ -1,6 +1,6 @@
 CREATE TABLE engine_counts (
-    replica_id text NOT NULL,
-    boot_id text NOT NULL,
+    replica_id varchar NOT NULL,
+    boot_id varchar NOT NULL,
     hour timestamptz NOT NULL,
     prompt_tokens bigint NOT NULL,
     generation_tokens bigint NOT NULL,
@@ -18,11 +18,11 @@ CREATE TABLE engine_counts (
 );
 
 CREATE TABLE engine_ended_requests (
-    request_id text COLLATE "C" NOT NULL,
-    replica_id text NOT NULL,
-    boot_id text NOT NULL,
-    tenant_id text NOT NULL,
-    base_model text NOT NULL,
+    request_id varchar COLLATE "C" NOT NULL,
+    replica_id varchar NOT NULL,
+    boot_id varchar NOT NULL,
+    tenant_id varchar NOT NULL,
+    base_model varchar NOT NULL,
     prompt_tokens bigint NOT NULL,
     output_tokens bigint NOT NULL,
     kv_page_ms bigint,
@@ -36,10 +36,10 @@ CREATE INDEX ix_engine_ended_requests_reported_at ON engine_ended_requests (repo
 
 CREATE TABLE engine_usage_hours (
     hour timestamptz NOT NULL,
-    replica_id text NOT NULL,
-    boot_id text NOT NULL,
-    tenant_id text NOT NULL,
-    base_model text NOT NULL,
+    replica_id varchar NOT NULL,
+    boot_id varchar NOT NULL,
+    tenant_id varchar NOT NULL,
+    base_model varchar NOT NULL,
     requests bigint NOT NULL,
     prompt_tokens bigint NOT NULL,
     output_tokens bigint NOT NULL,
@@ -54,8 +54,8 @@ CREATE TABLE engine_usage_hours (
 CREATE INDEX ix_engine_usage_hours_changed_at ON engine_usage_hours (changed_at);
 
 CREATE TABLE reconciliation_runs (
-    id text NOT NULL CONSTRAINT pk_reconciliation_runs PRIMARY KEY,
-    mode text NOT NULL,
+    id varchar NOT NULL CONSTRAINT pk_reconciliation_runs PRIMARY KEY,
+    mode varchar NOT NULL,
     started_at timestamptz NOT NULL,
     finished_at timestamptz NOT NULL,
     changed_since timestamptz,
@@ -76,21 +76,21 @@ CREATE TABLE reconciliation_runs (
 );
 
 CREATE TABLE reconciliation_differences (
-    run_id text NOT NULL
+    run_id varchar NOT NULL
         CONSTRAINT fk_reconciliation_differences_run_id_reconciliation_runs REFERENCES reconciliation_runs (id) DEFERRABLE INITIALLY DEFERRED,
     position integer NOT NULL,
-    kind text NOT NULL,
-    subject text NOT NULL,
-    replica_id text,
-    tenant_id text,
-    base_model text,
+    kind varchar NOT NULL,
+    subject varchar NOT NULL,
+    replica_id varchar,
+    tenant_id varchar,
+    base_model varchar,
     hour timestamptz,
-    unit text NOT NULL,
+    unit varchar NOT NULL,
     expected bigint NOT NULL,
     found bigint NOT NULL,
     explained bigint NOT NULL,
     unexplained bigint NOT NULL,
-    request_ids text[] NOT NULL,
+    request_ids varchar[] NOT NULL,
     CONSTRAINT pk_reconciliation_differences PRIMARY KEY (run_id, position),
     CONSTRAINT ck_reconciliation_differences_unit_known CHECK (
         unit IN ('token', 'page_millisecond', 'nanodollar', 'cent', 'document'))

@@ -1,5 +1,5 @@
 CREATE TABLE metered_hours (
-    kind text NOT NULL,
+    kind varchar NOT NULL,
     hour timestamptz NOT NULL,
     created_at timestamptz NOT NULL,
     CONSTRAINT pk_metered_hours PRIMARY KEY (kind, hour),
@@ -9,21 +9,21 @@ CREATE TABLE metered_hours (
 );
 
 CREATE TABLE replica_revisions (
-    replica_id text NOT NULL,
-    revision_id text NOT NULL,
-    request_id text NOT NULL,
-    adapter_tier text,
+    replica_id varchar NOT NULL,
+    revision_id varchar NOT NULL,
+    request_id varchar NOT NULL,
+    adapter_tier varchar,
     hour timestamptz NOT NULL,
     CONSTRAINT pk_replica_revisions PRIMARY KEY (replica_id, revision_id)
 );
 
 CREATE TABLE resource_hours (
-    tenant_id text NOT NULL,
+    tenant_id varchar NOT NULL,
     hour timestamptz NOT NULL,
-    kind text NOT NULL,
-    adapter_id text NOT NULL,
+    kind varchar NOT NULL,
+    adapter_id varchar NOT NULL,
     rank_class integer NOT NULL,
-    base_model text NOT NULL,
+    base_model varchar NOT NULL,
     units bigint NOT NULL,
     counted_at timestamptz NOT NULL,
     CONSTRAINT pk_resource_hours PRIMARY KEY (tenant_id, hour, kind, adapter_id, rank_class),

@@ -1,15 +1,15 @@
 CREATE TABLE discounts (
-    id text NOT NULL CONSTRAINT pk_discounts PRIMARY KEY,
-    tenant_id text NOT NULL,
-    name text NOT NULL,
+    id varchar NOT NULL CONSTRAINT pk_discounts PRIMARY KEY,
+    tenant_id varchar NOT NULL,
+    name varchar NOT NULL,
     percent_hundredths integer,
     amount_nanos bigint,
-    duration text NOT NULL,
+    duration varchar NOT NULL,
     periods integer,
     effective_from timestamptz NOT NULL,
     expires_at timestamptz,
     created_at timestamptz NOT NULL,
-    scope text DEFAULT 'all' NOT NULL,
+    scope varchar DEFAULT 'all' NOT NULL,
     CONSTRAINT ck_discounts_percent_or_amount CHECK ((percent_hundredths IS NULL) <> (amount_nanos IS NULL)),
     CONSTRAINT ck_discounts_percent_possible CHECK (percent_hundredths BETWEEN 1 AND 10000),
     CONSTRAINT ck_discounts_amount_positive CHECK (amount_nanos > 0),
@@ -21,25 +21,25 @@ CREATE TABLE discounts (
 CREATE INDEX ix_discounts_tenant_id ON discounts (tenant_id);
 
 CREATE TABLE subscriptions (
-    tenant_id text NOT NULL CONSTRAINT pk_subscriptions PRIMARY KEY,
+    tenant_id varchar NOT NULL CONSTRAINT pk_subscriptions PRIMARY KEY,
     billed_until timestamptz,
     created_at timestamptz NOT NULL,
     ended_at timestamptz
 );
 
 CREATE TABLE tenant_calendars (
-    tenant_id text NOT NULL,
+    tenant_id varchar NOT NULL,
     effective_from timestamptz NOT NULL,
     created_at timestamptz NOT NULL,
-    interval text NOT NULL,
-    zone text NOT NULL,
+    interval varchar NOT NULL,
+    zone varchar NOT NULL,
     anchor DATE,
     CONSTRAINT pk_tenant_calendars PRIMARY KEY (tenant_id, effective_from, created_at),
     CONSTRAINT ck_tenant_calendars_interval_known CHECK (interval IN ('week', 'month', 'quarter', 'year'))
 );
 
 CREATE TABLE discount_ends (
-    discount_id text NOT NULL
+    discount_id varchar NOT NULL
         CONSTRAINT pk_discount_ends PRIMARY KEY CONSTRAINT fk_discount_ends_discount_id_discounts REFERENCES discounts (id),
     ended_at timestamptz NOT NULL
 );

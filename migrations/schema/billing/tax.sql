@@ -1,5 +1,5 @@
 CREATE TABLE billing_profiles (
-    tenant_id text NOT NULL,
+    tenant_id varchar NOT NULL,
     version integer NOT NULL,
     details jsonb NOT NULL,
     created_at timestamptz NOT NULL,
@@ -13,8 +13,8 @@ CREATE TABLE sellers (
 );
 
 CREATE TABLE tax_rates (
-    country text NOT NULL,
-    name text NOT NULL,
+    country varchar NOT NULL,
+    name varchar NOT NULL,
     effective_from timestamptz NOT NULL,
     rate_ppm integer NOT NULL,
     created_at timestamptz NOT NULL,

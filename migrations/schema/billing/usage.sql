@@ -1,11 +1,11 @@
 CREATE TABLE usage_days (
-    tenant_id text NOT NULL,
+    tenant_id varchar NOT NULL,
     day timestamptz NOT NULL,
-    key_id text NOT NULL,
-    base_model text NOT NULL,
-    adapter_id text NOT NULL,
+    key_id varchar NOT NULL,
+    base_model varchar NOT NULL,
+    adapter_id varchar NOT NULL,
     rank_class integer NOT NULL,
-    price_version_id text NOT NULL,
+    price_version_id varchar NOT NULL,
     requests bigint DEFAULT 0 NOT NULL,
     estimated_requests bigint DEFAULT 0 NOT NULL,
     input_tokens bigint DEFAULT 0 NOT NULL,
@@ -17,20 +17,20 @@ CREATE TABLE usage_days (
     cached_input_nanos bigint DEFAULT 0 NOT NULL,
     output_nanos bigint DEFAULT 0 NOT NULL,
     kv_nanos bigint DEFAULT 0 NOT NULL,
-    service_tier text DEFAULT 'default' NOT NULL,
+    service_tier varchar DEFAULT 'default' NOT NULL,
     CONSTRAINT pk_usage_days PRIMARY KEY (tenant_id, day, key_id, base_model, adapter_id, rank_class, price_version_id, service_tier)
 );
 
 CREATE TABLE usage_hours (
-    tenant_id text NOT NULL,
+    tenant_id varchar NOT NULL,
     hour timestamptz NOT NULL,
     late_from timestamptz NOT NULL,
-    key_id text NOT NULL,
-    base_model text NOT NULL,
-    adapter_id text NOT NULL,
-    revision_id text NOT NULL,
+    key_id varchar NOT NULL,
+    base_model varchar NOT NULL,
+    adapter_id varchar NOT NULL,
+    revision_id varchar NOT NULL,
     rank_class integer NOT NULL,
-    price_version_id text NOT NULL,
+    price_version_id varchar NOT NULL,
     requests bigint DEFAULT 0 NOT NULL,
     estimated_requests bigint DEFAULT 0 NOT NULL,
     input_tokens bigint DEFAULT 0 NOT NULL,
@@ -48,15 +48,15 @@ CREATE TABLE usage_hours (
     output_nanos bigint DEFAULT 0 NOT NULL,
     kv_nanos bigint DEFAULT 0 NOT NULL,
     kv_measured_page_ms bigint DEFAULT 0 NOT NULL,
-    service_tier text DEFAULT 'default' NOT NULL,
+    service_tier varchar DEFAULT 'default' NOT NULL,
     CONSTRAINT pk_usage_hours PRIMARY KEY (tenant_id, hour, late_from, key_id, base_model, adapter_id, revision_id, rank_class, price_version_id, service_tier)
 );
 CREATE INDEX ix_usage_hours_late ON usage_hours (tenant_id, late_from) WHERE late_from > '1970-01-01T00:00:00Z'::timestamptz;
 
 CREATE TABLE usage_months (
-    tenant_id text NOT NULL,
+    tenant_id varchar NOT NULL,
     month timestamptz NOT NULL,
-    key_id text NOT NULL,
+    key_id varchar NOT NULL,
     input_tokens bigint DEFAULT 0 NOT NULL,
     cached_tokens bigint DEFAULT 0 NOT NULL,
     output_tokens bigint DEFAULT 0 NOT NULL,
@@ -66,9 +66,9 @@ CREATE TABLE usage_months (
 
 CREATE TABLE usage_replica_hours (
     hour timestamptz NOT NULL,
-    replica_id text NOT NULL,
-    tenant_id text NOT NULL,
-    base_model text NOT NULL,
+    replica_id varchar NOT NULL,
+    tenant_id varchar NOT NULL,
+    base_model varchar NOT NULL,
     requests bigint DEFAULT 0 NOT NULL,
     estimated_requests bigint DEFAULT 0 NOT NULL,
     input_tokens bigint DEFAULT 0 NOT NULL,
@@ -83,10 +83,10 @@ CREATE TABLE usage_replica_hours (
 CREATE INDEX ix_usage_replica_hours_changed_at ON usage_replica_hours (changed_at);
 
 CREATE TABLE usage_amendments (
-    request_id text COLLATE "C" NOT NULL,
+    request_id varchar COLLATE "C" NOT NULL,
     position integer NOT NULL,
-    part text NOT NULL,
-    tenant_id text NOT NULL,
+    part varchar NOT NULL,
+    tenant_id varchar NOT NULL,
     input_tokens bigint NOT NULL,
     cached_tokens bigint NOT NULL,
     aborted_prefill_tokens bigint NOT NULL,
@@ -97,10 +97,10 @@ CREATE TABLE usage_amendments (
     output_nanos bigint NOT NULL,
     kv_nanos bigint NOT NULL,
     amount_nanos bigint NOT NULL,
-    transfer_id text NOT NULL
+    transfer_id varchar NOT NULL
         CONSTRAINT uq_usage_amendments_transfer_id UNIQUE CONSTRAINT fk_usage_amendments_transfer_id_transfers REFERENCES transfers (id),
-    reason text NOT NULL,
-    actor text NOT NULL,
+    reason varchar NOT NULL,
+    actor varchar NOT NULL,
     created_at timestamptz NOT NULL,
     CONSTRAINT pk_usage_amendments PRIMARY KEY (request_id, position),
     CONSTRAINT ck_usage_amendments_part_known CHECK (part IN ('reversal', 'replacement')),
@@ -115,15 +115,15 @@ CREATE TABLE usage_amendments (
 CREATE INDEX ix_usage_amendments_tenant_id ON usage_amendments (tenant_id);
 
 CREATE TABLE usage_records (
-    request_id text COLLATE "C" NOT NULL CONSTRAINT pk_usage_records PRIMARY KEY,
-    tenant_id text NOT NULL,
-    key_id text NOT NULL,
-    base_model text NOT NULL,
-    adapter_id text,
-    revision_id text,
+    request_id varchar COLLATE "C" NOT NULL CONSTRAINT pk_usage_records PRIMARY KEY,
+    tenant_id varchar NOT NULL,
+    key_id varchar NOT NULL,
+    base_model varchar NOT NULL,
+    adapter_id varchar,
+    revision_id varchar,
     rank_class integer,
-    replica_id text NOT NULL,
-    outcome text NOT NULL,
+    replica_id varchar NOT NULL,
+    outcome varchar NOT NULL,
     started_at timestamptz NOT NULL,
     settled_at timestamptz NOT NULL,
     late_from timestamptz,
@@ -134,21 +134,21 @@ CREATE TABLE usage_records (
     kv_page_ms bigint NOT NULL,
     first_token_ms bigint,
     duration_ms bigint NOT NULL,
-    adapter_tier text,
+    adapter_tier varchar,
     adapter_load_ms bigint NOT NULL,
     stall_ms bigint NOT NULL,
     estimated boolean NOT NULL,
-    price_version_id text NOT NULL
+    price_version_id varchar NOT NULL
         CONSTRAINT fk_usage_records_price_version_id_price_versions REFERENCES price_versions (id),
     input_nanos bigint NOT NULL,
     cached_input_nanos bigint NOT NULL,
     output_nanos bigint NOT NULL,
     kv_nanos bigint NOT NULL,
     amount_nanos bigint NOT NULL,
-    transfer_id text NOT NULL
+    transfer_id varchar NOT NULL
         CONSTRAINT fk_usage_records_transfer_id_transfers REFERENCES transfers (id) DEFERRABLE INITIALLY DEFERRED,
     kv_measured boolean DEFAULT false NOT NULL,
-    service_tier text DEFAULT 'default' NOT NULL,
+    service_tier varchar DEFAULT 'default' NOT NULL,
     CONSTRAINT ck_usage_records_quantities_possible CHECK (
         input_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0 AND cached_tokens BETWEEN 0 AND input_tokens),
     CONSTRAINT ck_usage_records_aborted_prefill_is_part_of_input CHECK (

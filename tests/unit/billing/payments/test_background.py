@@ -8,6 +8,7 @@ from billing.payments.background import Payments
 from billing.payments.settings import PaymentSettings
 from billing.stripe_settings import StripeSettings
 from core.errors import InvalidSettings
+from core.loops import DatabaseChanges
 
 
 @pytest.mark.parametrize(
@@ -19,8 +20,9 @@ from core.errors import InvalidSettings
 )
 def test_a_setting_without_which_payments_would_fail_is_named_at_the_start(given, named):
     stripe = StripeSettings(stripe_api_key=SecretStr("sk_test_of_the_tests"))
+    engine = sa.create_engine("postgresql+psycopg://")
     with pytest.raises(InvalidSettings, match=named):
-        Payments(sa.create_engine("postgresql+psycopg://"), stripe, PaymentSettings(**given))
+        Payments(engine, stripe, PaymentSettings(**given), DatabaseChanges(engine, look_s=1))
 
 
 @pytest.mark.parametrize("address", ["api.example.com", "https://api.example.com/", "https://a b", "https://a?x=1"])
