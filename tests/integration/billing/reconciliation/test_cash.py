@@ -107,7 +107,7 @@ def test_a_cancelled_refund_that_is_made_by_hand_at_stripe_is_booked_once(cash, 
     cancel_first(cash, tenant)
     cash.handle()
     for bad_debt in (0, 150):  # the second one replaces no cancelled refund
-        cash.payments.sdk.v1.refunds.create({"charge": cash.charge_of(tenant).id, "amount": 150})
+        cash.payments.sdk.v1.refunds.create({"payment_intent": cash.charge_of(tenant).payment_intent, "amount": 150})
         for _ in range(2):
             cash.handle()
             assert cash.cents() == cash.at_stripe(tenant)

@@ -62,8 +62,8 @@ def test_probes_alone_are_written_once_a_minute(stage, monkeypatch):
     def written() -> int:
         return stage.value("SELECT probe_prompt_tokens FROM engine_counts")
 
-    now_s = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    now_ns = 100 * 10**9
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
     keeper = EngineCountKeeper(stage.engine, stage.redis)
     report_probes(1)
     report_probes(2)
@@ -71,7 +71,7 @@ def test_probes_alone_are_written_once_a_minute(stage, monkeypatch):
     report_probes(3, of_tenants=1)
     assert written() == 3
     report_probes(4, of_tenants=1)
-    now_s += 60
+    now_ns += 60 * 10**9
     keeper.run_once()
     assert written() == 4
 

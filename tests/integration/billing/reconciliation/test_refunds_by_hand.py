@@ -39,7 +39,7 @@ def run(cash) -> None:
 
 def by_hand(cash, tenant: str, *cents: int) -> None:
     for each in cents:
-        cash.payments.sdk.v1.refunds.create({"charge": cash.charge_of(tenant).id, "amount": each})
+        cash.payments.sdk.v1.refunds.create({"payment_intent": cash.charge_of(tenant).payment_intent, "amount": each})
 
 
 def credit(cash, tenant: str) -> int:
@@ -218,7 +218,7 @@ def test_a_refund_that_is_reported_before_its_payment_lowers_the_credit(cash):
     _, page = top_up_page(cash.payments, tenant)
     cash.payments.simulator.control("POST", f"checkout/{page}", {"card": "4242424242424242"})
     by_hand(cash, tenant, 1_000)
-    (refund,) = cash.payments.sdk.v1.refunds.list({"charge": cash.charge_of(tenant).id}).data
+    (refund,) = cash.payments.sdk.v1.refunds.list({"payment_intent": cash.charge_of(tenant).payment_intent}).data
     store(cash.payments, event(cash.payments, "refund.created", "refund", refund.id, None))
     cash.payments.events.run_once()
     assert credit(cash, tenant) == 1_500
