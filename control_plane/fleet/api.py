@@ -1,5 +1,7 @@
 """Admin routes over replicas."""
 
+from typing import Final
+
 from litestar import Controller, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
@@ -13,6 +15,8 @@ from control_plane.fleet.schemas import DrainRequest, ReplicaView, ResidencyView
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page
 from core.db import unit_of_work
+
+_NOT_FORCED: Final = DrainRequest()
 
 
 class AdminReplicas(Controller):
@@ -39,12 +43,12 @@ class AdminReplicas(Controller):
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
         adapter_classes: NamedDependency[AdapterClasses],
-        data: JSONBody[DrainRequest | None] = None,
+        data: JSONBody[DrainRequest] = _NOT_FORCED,
     ) -> Response[ReplicaView]:
         """Drain a replica: it accepts no new requests and finishes its running ones. The last ready replica that serves
         a base model, or a rank class with adapters, is refused with 409 unless `force` is true.
         """
-        force = data is not None and data.force
+        force = data.force
         return idempotent.run(
             lambda session: drains.drain(
                 session, redis, replica_id, adapter_classes=adapter_classes, force=force, actor=principal.key_id
