@@ -11,7 +11,9 @@ import msgspec
 
 from adapters.report import FileRejected
 from adapters.safetensors_header import HeaderBounds, read_header
+from core import fields
 from core.errors import Unprocessable
+from core.fields import about
 from core.kv_pages import PAGE_TOKENS
 
 RANK_MAX: Final = 512
@@ -42,17 +44,23 @@ class BaseModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     ascending up to ``rank_max``; none means one pool of ``rank_max``.
     """
 
-    id: BaseModelId
-    hub_name: HubName
-    context_tokens: Dimension
-    vocab_size: Dimension
-    modules: Annotated[dict[str, tuple[Dimension, Dimension]], msgspec.Meta(min_length=1, max_length=100_000)]
-    tokenizer_json: str
-    chat_template: str
-    bos_token: str | None
-    eos_token: str | None
-    rank_max: Rank = RANK_MAX
-    rank_classes: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=16)] = ()
+    id: Annotated[BaseModelId, fields.ID]
+    hub_name: Annotated[HubName, fields.HUB_NAME]
+    context_tokens: Annotated[Dimension, fields.CONTEXT_TOKENS]
+    vocab_size: Annotated[Dimension, fields.VOCAB_SIZE]
+    modules: Annotated[
+        dict[str, tuple[Dimension, Dimension]],
+        msgspec.Meta(min_length=1, max_length=100_000),
+        about("Linear modules by full name, each with its input and output features."),
+    ]
+    tokenizer_json: Annotated[str, about("The model's tokenizer.json.")]
+    chat_template: Annotated[str, about("Jinja template that turns messages into a prompt.")]
+    bos_token: Annotated[str | None, about("Token that begins a text; null without one.")]
+    eos_token: Annotated[str | None, about("Token that ends a text; null without one.")]
+    rank_max: Annotated[Rank, fields.LARGEST_RANK] = RANK_MAX
+    rank_classes: Annotated[
+        tuple[Rank, ...], msgspec.Meta(max_length=16), about("Largest rank of each pool of replicas, ascending.")
+    ] = ()
 
     @property
     def classes(self) -> tuple[int, ...]:

@@ -98,19 +98,13 @@ def describe(schemas: dict[str, Any], *, of_requests: bool) -> None:  # of an Op
             if of_requests:
                 amount = {"anyOf": [{"type": "string", "pattern": USD_PATTERN}, {"type": "number"}]}
             is_list = properties[field].get("type") == "array"
+            per = " a million" if alias.name.endswith("_per_million") else ""
             properties[alias.name] = {"type": "array", "items": amount} if is_list else amount
+            properties[alias.name]["description"] = f"The same as {field} in US dollars{per}, exact."
             if of_requests and field in schema.get("required", ()):
                 schema["required"].remove(field)
                 either = {"anyOf": [{"required": [field]}, {"required": [alias.name]}]}
                 schema.setdefault("allOf", []).append(either)
-
-
-def description_of(field: str) -> str | None:
-    """What a field in dollars means; None for any other field."""
-    for ending, unit in (("_usd_per_million", " a million"), ("_usd", "")):
-        if ending in field:
-            return f"The same as {field.replace(ending, '_nanos')} (or its cents) in US dollars{unit}, exact."
-    return None
 
 
 def _in_units(value: Any, expected: inspect.Type | None, path: str) -> Any:

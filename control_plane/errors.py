@@ -6,7 +6,7 @@ error.
 
 import re
 from http import HTTPStatus
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 import msgspec
 import structlog
@@ -15,7 +15,9 @@ from litestar.exceptions import HTTPException, InternalServerException, Validati
 from redis import exceptions as redis_errors
 from sqlalchemy import exc as sql_errors
 
+from core import fields
 from core.errors import AppError, Unauthenticated, Unavailable
+from core.fields import about
 
 PROBLEM_JSON = "application/problem+json"
 
@@ -33,13 +35,13 @@ _CODES = {
 class ApiProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An error body. ``code`` is for programs, ``detail`` for people. ``param`` names the invalid field."""
 
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    request_id: str
-    param: str | None = None
+    type: Annotated[str, about("A URI for the kind of error.")]
+    title: Annotated[str, about("Short name of the status.")]
+    status: Annotated[int, about("Status of the answer.")]
+    detail: Annotated[str, fields.DETAIL]
+    code: Annotated[str, about("Stable code of the error, for programs.")]
+    request_id: Annotated[str, fields.REQUEST_ID]
+    param: Annotated[str | None, about("The field that is wrong; null where no single one is.")] = None
 
 
 def request_id_of(request: Request[Any, Any, Any]) -> str:

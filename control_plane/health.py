@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import structlog
@@ -13,6 +13,8 @@ from redis import Redis
 from sqlalchemy import Engine, text
 
 from adapters.object_store.s3 import Bucket
+from core import fields
+from core.fields import about
 
 State = Literal["ok", "unavailable"]
 
@@ -22,15 +24,15 @@ _HOLDS_S: Final = 1.0
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """The state of each dependency."""
 
-    postgres: State
-    redis: State
-    s3: State
+    postgres: Annotated[State, about("Whether Postgres answers.")]
+    redis: Annotated[State, about("Whether Redis answers.")]
+    s3: Annotated[State, about("Whether the object store answers.")]
 
 
 class Liveness(msgspec.Struct, frozen=True, kw_only=True):
     """The process is alive."""
 
-    status: Literal["ok"] = "ok"
+    status: Annotated[Literal["ok"], fields.STATUS] = "ok"
 
 
 @get("/healthz", sync_to_thread=False, tags=["health"], security=[])

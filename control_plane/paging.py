@@ -13,6 +13,7 @@ from sqlmodel import Session
 from sqlmodel.sql.expression import SelectOfScalar
 
 from core.errors import InvalidRequest
+from core.fields import about
 
 
 class _HasId(Protocol):
@@ -33,8 +34,8 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 class Page(msgspec.Struct, Generic[T], frozen=True):
     """One page of a list. ``next_cursor`` is null on the last page."""
 
-    data: Sequence[T]
-    next_cursor: str | None = None
+    data: Annotated[Sequence[T], about("The items.")]
+    next_cursor: Annotated[str | None, about("Cursor of the next page; null on the last one.")] = None
 
 
 def encode_cursor(last_id: str) -> str:

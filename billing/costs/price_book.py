@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import date, datetime
+from typing import Annotated
 
 import msgspec
 import sqlalchemy as sa
@@ -11,7 +12,7 @@ from billing.costs.break_even import OutsidePrice
 from billing.costs.models import CostHour, OutsidePriceRow, PoolRateRow
 from billing.costs.rates import MS_PER_HOUR, PoolRate
 from billing.periods import aware
-from core import clock
+from core import clock, fields
 from core.db import database_now
 from core.errors import Conflict
 
@@ -19,23 +20,23 @@ from core.errors import Conflict
 class DatedRate(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica of a pool costs from ``effective_from`` on, in nanodollars per hour."""
 
-    base_model: str
-    rank_max: int
-    effective_from: datetime
-    nanos_per_hour: int
-    slot_nanos_per_hour: int
+    base_model: Annotated[str, fields.BASE_MODEL]
+    rank_max: Annotated[int, fields.RANK_MAX]
+    effective_from: Annotated[datetime, fields.EFFECTIVE_FROM]
+    nanos_per_hour: Annotated[int, fields.NANOS_PER_HOUR]
+    slot_nanos_per_hour: Annotated[int, fields.SLOT_NANOS_PER_HOUR]
 
 
 class DatedOutsidePrice(msgspec.Struct, frozen=True, kw_only=True):
     """What a provider charged for a million tokens on a day, in billionths of its currency, and where that is said."""
 
-    base_model: str
-    provider: str
-    as_of: date
-    currency: str
-    input_nanos_per_mtok: int
-    output_nanos_per_mtok: int
-    source: str
+    base_model: Annotated[str, fields.BASE_MODEL]
+    provider: Annotated[str, fields.PROVIDER]
+    as_of: Annotated[date, fields.AS_OF]
+    currency: Annotated[str, fields.CURRENCY]
+    input_nanos_per_mtok: Annotated[int, fields.INPUT_NANOS_PER_MTOK]
+    output_nanos_per_mtok: Annotated[int, fields.OUTPUT_NANOS_PER_MTOK]
+    source: Annotated[str, fields.PRICE_SOURCE]
 
 
 def add_rate(session: Session, rate: DatedRate) -> DatedRate:

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import datetime
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import sqlalchemy as sa
@@ -26,8 +26,9 @@ from billing.costs.rates import MS_PER_HOUR
 from billing.costs.revenue import Revenue, read_revenue
 from billing.costs.settings import PREVIEW_HOURS_MAX, REPORT_DAYS_MAX, REPORT_ROWS_MAX, CostSettings
 from billing.costs.step_model import ERROR_PPM_MAX, RATIO_PPM_MAX, RATIO_PPM_MIN
-from core import clock
+from core import clock, fields
 from core.errors import InvalidRequest
+from core.fields import about
 
 CostGrouping = Literal["tenant", "adapter", "model", "plan"]
 PPM = 1_000_000
@@ -106,25 +107,29 @@ class PoolTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MarginRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Revenue beside cost of one tenant, adapter, model or plan. ``key`` is its id, empty for the base model's own
-    usage, and ``(account)`` for revenue of no adapter or model. ``revenue_nanos`` is the sum of ``usage_nanos``, of
-    ``resource_nanos`` (storage, pins and cold loads) and of ``account_nanos`` (fees, tiers, discounts, credit notes).
-    ``margin_ppm`` is None unless there is revenue. Both margins are None where the cost is not known: for usage of a
-    base model of which no replica, or not each of them, has a rate.
+    """Revenue beside cost of one tenant, adapter, model or plan; ``(account)`` is revenue of no adapter or model.
+    ``revenue_nanos`` sums the three before it. The margins are None for usage of a base model whose cost is not known.
     """
 
-    key: str
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    usage_nanos: int
-    resource_nanos: int
-    account_nanos: int
-    revenue_nanos: int
-    cost_nanos: int
-    absorbed_cost_nanos: int
-    margin_nanos: int | None
-    margin_ppm: int | None
+    key: Annotated[str, about("Id of the tenant, adapter, model or plan; empty for the base model's own usage.")]
+    input_tokens: Annotated[int, fields.INPUT_TOKENS]
+    cached_tokens: Annotated[int, fields.CACHED_TOKENS]
+    output_tokens: Annotated[int, fields.OUTPUT_TOKENS]
+    usage_nanos: Annotated[int, about("Revenue of requests, in nanodollars.")]
+    resource_nanos: Annotated[int, about("Revenue of storage, pins and cold loads, in nanodollars.")]
+    account_nanos: Annotated[int, about("Revenue of the account in nanodollars: fees, tiers, discounts, credit notes.")]
+    revenue_nanos: Annotated[int, fields.REVENUE_NANOS]
+    cost_nanos: Annotated[int, fields.COST_NANOS]
+    absorbed_cost_nanos: Annotated[
+        int, about("Cost with its part of the platform's rows of its pool, such as idle time, in nanodollars.")
+    ]
+    margin_nanos: Annotated[
+        int | None, about("Revenue minus the cost that it caused, in nanodollars; null where a replica has no rate.")
+    ]
+    margin_ppm: Annotated[
+        int | None,
+        about("The margin in millionths of the revenue; null without revenue and where a replica has no rate."),
+    ]
 
 
 class ModelEconomics(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,8 +154,8 @@ class ModelEconomics(msgspec.Struct, frozen=True, kw_only=True):
 class UnratedPool(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """A pool of which replicas wait for a rate: their time is not in the costs, but what they earned is revenue."""
 
-    base_model: str
-    rank_max: int
+    base_model: Annotated[str, fields.BASE_MODEL]
+    rank_max: Annotated[int, fields.RANK_MAX]
 
 
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from datetime import date, datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+from core import fields
+from core.fields import about
 
 CreditKind = Literal["paid", "promotional"]
 LotStatus = Literal["scheduled", "active", "used", "expired"]
@@ -23,30 +26,30 @@ class LotView(msgspec.Struct, frozen=True, kw_only=True):
     is not invoiced yet, and 0 once the lot has expired. Empty ``models`` stand for every model.
     """
 
-    id: str
-    tenant_id: str
-    kind: CreditKind
-    amount_nanos: int
-    priority: int
-    effective_from: datetime
-    expires_at: datetime | None
-    models: Sequence[str]
-    reference: str
-    status: LotStatus
-    balance_nanos: int
-    invoiced_nanos: int
-    pending_nanos: int
-    lapsed_nanos: int
-    refunded_nanos: int
-    voided_nanos: int
-    created_at: datetime
+    id: Annotated[str, fields.ID]
+    tenant_id: Annotated[str, fields.TENANT_ID]
+    kind: Annotated[CreditKind, fields.LOT_KIND]
+    amount_nanos: Annotated[int, fields.AMOUNT_NANOS]
+    priority: Annotated[int, fields.PRIORITY]
+    effective_from: Annotated[datetime, about("From when on usage may take from it.")]
+    expires_at: Annotated[datetime | None, fields.EXPIRES_AT]
+    models: Annotated[Sequence[str], fields.LOT_MODELS]
+    reference: Annotated[str, fields.CREDIT_REFERENCE]
+    status: Annotated[LotStatus, about("scheduled, active, used or expired.")]
+    balance_nanos: Annotated[int, fields.BALANCE_NANOS]
+    invoiced_nanos: Annotated[int, fields.INVOICED_NANOS]
+    pending_nanos: Annotated[int, fields.PENDING_NANOS]
+    lapsed_nanos: Annotated[int, about("Nanodollars that were unspent at its expiry.")]
+    refunded_nanos: Annotated[int, about("Nanodollars that were paid back.")]
+    voided_nanos: Annotated[int, about("Nanodollars that were taken back unspent.")]
+    created_at: Annotated[datetime, fields.CREATED_AT]
 
 
 class BurnedDay(msgspec.Struct, frozen=True, kw_only=True):
     """What the usage of one UTC day took of credit."""
 
-    day: date
-    amount_nanos: int
+    day: Annotated[date, about("Day, in UTC.")]
+    amount_nanos: Annotated[int, fields.AMOUNT_NANOS]
 
 
 class CreditBalance(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,11 +69,11 @@ class CreditBalance(msgspec.Struct, frozen=True, kw_only=True):
 class CreditEntryView(msgspec.Struct, frozen=True, kw_only=True):
     """One movement of a lot: positive adds to it. ``balance_nanos`` is the lot's balance in the ledger afterwards."""
 
-    lot_id: str
-    number: int
-    kind: str
-    amount_nanos: int
-    balance_nanos: int
-    invoice_id: str | None
-    transfer_id: str
-    created_at: datetime
+    lot_id: Annotated[str, fields.LOT_ID]
+    number: Annotated[int, fields.NUMBER_IN_ORDER]
+    kind: Annotated[str, about("grant, burn, lapse, refund or void.")]
+    amount_nanos: Annotated[int, about("Nanodollars that it adds to the lot; negative where it takes away.")]
+    balance_nanos: Annotated[int, fields.BALANCE_NANOS]
+    invoice_id: Annotated[str | None, fields.INVOICE_ID]
+    transfer_id: Annotated[str, fields.TRANSFER_ID]
+    created_at: Annotated[datetime, fields.CREATED_AT]

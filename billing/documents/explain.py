@@ -6,7 +6,7 @@ Requests come in the order in which they settled, and a line of any length takes
 from collections.abc import Iterator
 from datetime import datetime
 from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -18,6 +18,8 @@ from billing.documents.line_records import HOUR, NANOS_OF, HourOfLine, LineRecor
 from billing.periods import Period
 from billing.prices import price_book
 from billing.views import InvoiceLineView, InvoiceView, PriceView
+from core import fields
+from core.fields import about
 from core.rating import Charge, rate
 
 _SHOWN: Final = (
@@ -33,23 +35,23 @@ class ExplainedRequest(msgspec.Struct, frozen=True, kw_only=True):
     in ``:rest`` is what an estimated request used beyond its estimate.
     """
 
-    request_id: str
-    settled_at: datetime
-    key_id: str
-    base_model: str
-    adapter_id: str | None
-    estimated: bool
-    late: bool
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    kv_page_ms: int
-    quantity: Decimal
-    line_quantity: Decimal
-    amount_nanos: int
-    recorded_nanos: int
-    rerated_nanos: int
-    rerated_equal: bool
+    request_id: Annotated[str, fields.REQUEST_ID]
+    settled_at: Annotated[datetime, fields.SETTLED_AT]
+    key_id: Annotated[str, fields.KEY_ID]
+    base_model: Annotated[str, fields.BASE_MODEL]
+    adapter_id: Annotated[str | None, fields.ADAPTER_ID]
+    estimated: Annotated[bool, about("Whether it is the last checkpoint of a request whose gateway died.")]
+    late: Annotated[bool, about("Whether it was recorded after its period was closed.")]
+    input_tokens: Annotated[int, fields.INPUT_TOKENS]
+    cached_tokens: Annotated[int, fields.CACHED_TOKENS]
+    output_tokens: Annotated[int, fields.OUTPUT_TOKENS]
+    kv_page_ms: Annotated[int, fields.KV_PAGE_MS]
+    quantity: Annotated[Decimal, about("Units of the line's kind that the request used.")]
+    line_quantity: Annotated[Decimal, about("The part of the quantity that lies in this line.")]
+    amount_nanos: Annotated[int, fields.AMOUNT_NANOS]
+    recorded_nanos: Annotated[int, fields.RECORDED_NANOS]
+    rerated_nanos: Annotated[int, about("Amount of this kind of usage when the record is rated again, in nanodollars.")]
+    rerated_equal: Annotated[bool, about("Whether all amounts of the record are the same when it is rated again.")]
 
 
 class LineExplanation(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from billing.payments.settings import TOP_UP_CENTS_MAX
+from core import fields
+from core.fields import about
 
 BillingMode = Literal["prepaid", "postpaid"]
 LimitScope = Literal["tenant", "key", "adapter"]
@@ -16,23 +18,27 @@ LimitWindow = Literal["day", "month"]
 class AutoTopUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """At a balance of ``floor_nanos``, ``amount_cents`` are paid, at most ``month_cents_max`` in a UTC month."""
 
-    amount_cents: Annotated[int, msgspec.Meta(ge=50, le=TOP_UP_CENTS_MAX)]
-    floor_nanos: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000_000)]
-    month_cents_max: Annotated[int, msgspec.Meta(ge=50, le=100_000_000)]
+    amount_cents: Annotated[int, msgspec.Meta(ge=50, le=TOP_UP_CENTS_MAX), fields.AMOUNT_CENTS]
+    floor_nanos: Annotated[
+        int, msgspec.Meta(ge=0, le=1_000_000_000_000_000), about("Balance in nanodollars at which it acts.")
+    ]
+    month_cents_max: Annotated[int, msgspec.Meta(ge=50, le=100_000_000), about("Most cents to pay in a UTC month.")]
 
 
 class SpendingView(msgspec.Struct, frozen=True, kw_only=True):
     """How a tenant pays, and what it may still spend by that. Null amounts are not limited."""
 
-    mode: BillingMode
-    credit_limit_nanos: int | None
-    invoice_threshold_nanos: int | None
-    balance_floors_nanos: Sequence[int]
-    auto_top_up: AutoTopUp | None
-    balance_nanos: int
-    unbilled_nanos: int
-    receivable_nanos: int
-    headroom_nanos: int | None
+    mode: Annotated[BillingMode, fields.MODE]
+    credit_limit_nanos: Annotated[int | None, fields.CREDIT_LIMIT_NANOS]
+    invoice_threshold_nanos: Annotated[int | None, fields.INVOICE_THRESHOLD_NANOS]
+    balance_floors_nanos: Annotated[Sequence[int], fields.BALANCE_FLOORS_NANOS]
+    auto_top_up: Annotated[AutoTopUp | None, fields.AUTO_TOP_UP]
+    balance_nanos: Annotated[int, fields.BALANCE_NANOS]
+    unbilled_nanos: Annotated[int, fields.UNBILLED_NANOS]
+    receivable_nanos: Annotated[int, about("Nanodollars that are owed on invoices.")]
+    headroom_nanos: Annotated[
+        int | None, about("Nanodollars that may still be spent by credit and credit limit; null for no limit.")
+    ]
 
 
 class SpendLimitView(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,13 +46,13 @@ class SpendLimitView(msgspec.Struct, frozen=True, kw_only=True):
     empty for the whole tenant.
     """
 
-    id: str
-    scope: LimitScope
-    subject_id: str
-    window: LimitWindow
-    amount_nanos: int
-    spent_nanos: int
-    window_start: datetime
-    window_end: datetime
-    created_at: datetime
-    updated_at: datetime
+    id: Annotated[str, fields.ID]
+    scope: Annotated[LimitScope, fields.SPEND_LIMIT_SCOPE]
+    subject_id: Annotated[str, fields.SUBJECT_ID]
+    window: Annotated[LimitWindow, fields.WINDOW]
+    amount_nanos: Annotated[int, fields.SPEND_LIMIT_NANOS]
+    spent_nanos: Annotated[int, about("Nanodollars spent in the window of now.")]
+    window_start: Annotated[datetime, about("Start of the window of now.")]
+    window_end: Annotated[datetime, about("End of the window of now, exclusive.")]
+    created_at: Annotated[datetime, fields.CREATED_AT]
+    updated_at: Annotated[datetime, fields.UPDATED_AT]

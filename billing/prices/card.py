@@ -9,8 +9,10 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
+from core import fields
 from core.contracts.grants import ModelPrices, Prices, ServiceTier
 from core.errors import InvalidRequest
+from core.fields import about
 from core.money import at_factor
 
 TieredQuantity = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
@@ -53,22 +55,22 @@ class ModelCardPrices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     price here has that of all models.
     """
 
-    base_model: ModelId
-    input_nanos: Nanos
-    cached_input_nanos: Nanos
-    output_nanos: Nanos
-    kv_page_second_nanos: Nanos
-    rank_class: RankClass | None = None
-    adapter_storage_gb_hour_nanos: ResourceNanos | None = None
-    pinned_slot_hour_nanos: ResourceNanos | None = None
-    cold_load_nanos: ResourceNanos | None = None
+    base_model: Annotated[ModelId, fields.BASE_MODEL]
+    input_nanos: Annotated[Nanos, fields.INPUT_NANOS]
+    cached_input_nanos: Annotated[Nanos, fields.CACHED_INPUT_NANOS]
+    output_nanos: Annotated[Nanos, fields.OUTPUT_NANOS]
+    kv_page_second_nanos: Annotated[Nanos, fields.KV_PAGE_SECOND_NANOS]
+    rank_class: Annotated[RankClass | None, about("Rank class that has these prices; null for all others.")] = None
+    adapter_storage_gb_hour_nanos: Annotated[ResourceNanos | None, fields.ADAPTER_STORAGE_GB_HOUR_NANOS] = None
+    pinned_slot_hour_nanos: Annotated[ResourceNanos | None, fields.PINNED_SLOT_HOUR_NANOS] = None
+    cold_load_nanos: Annotated[ResourceNanos | None, fields.COLD_LOAD_NANOS] = None
 
 
 class PriceTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The unit price of the units up to and including ``up_to``; None in the last tier."""
 
-    unit_price_nanos: Nanos
-    up_to: Units | None
+    unit_price_nanos: Annotated[Nanos, fields.UNIT_PRICE_NANOS]
+    up_to: Annotated[Units | None, about("Last unit of the tier; null in the last tier.")]
 
 
 class TieredPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -79,12 +81,16 @@ class TieredPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     quantity is added up over all models.
     """
 
-    quantity: TieredQuantity
-    mode: TierMode
-    base_model: ModelId | None = None
-    tiers: Annotated[tuple[PriceTier, ...], msgspec.Meta(max_length=TIERS_MAX)] = ()
-    package_units: Units | None = None
-    package_nanos: PackageNanos | None = None
+    quantity: Annotated[TieredQuantity, about("What is counted.")]
+    mode: Annotated[TierMode, fields.MODE]
+    base_model: Annotated[ModelId | None, fields.BASE_MODEL] = None
+    tiers: Annotated[
+        tuple[PriceTier, ...],
+        msgspec.Meta(max_length=TIERS_MAX),
+        about("The tiers in ascending order; none for packages."),
+    ] = ()
+    package_units: Annotated[Units | None, fields.PACKAGE_UNITS] = None
+    package_nanos: Annotated[PackageNanos | None, fields.PACKAGE_NANOS] = None
 
     @property
     def package(self) -> tuple[int, int]:
@@ -106,10 +112,10 @@ class IncludedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     are of any model. With ``rollover``, what is left at the end of a period is added to the next one, and lapses there.
     """
 
-    quantity: TieredQuantity
-    units: Units
-    base_model: ModelId | None = None
-    rollover: bool = False
+    quantity: Annotated[TieredQuantity, about("What is included.")]
+    units: Annotated[Units, about("Units in a whole billing period.")]
+    base_model: Annotated[ModelId | None, fields.BASE_MODEL] = None
+    rollover: Annotated[bool, about("Whether units that are left are added to the next period.")] = False
 
 
 class GrantPrices(NamedTuple):
@@ -123,10 +129,13 @@ class GrantPrices(NamedTuple):
 class GeneralPrice(msgspec.Struct, frozen=True, kw_only=True):
     """The prices of a rank class that has none of its own on a card: those of its ``base_model``, or of all models."""
 
-    base_model: str
-    rank_class: int
-    price_of: Literal["base_model", "all_models"]
-    prices: Prices
+    base_model: Annotated[str, fields.BASE_MODEL]
+    rank_class: Annotated[int, about("Rank class without prices of its own.")]
+    price_of: Annotated[
+        Literal["base_model", "all_models"],
+        about("Whose prices it has: base_model for the model's own, all_models for the card's."),
+    ]
+    prices: Annotated[Prices, about("What it costs.")]
 
 
 class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -140,21 +149,41 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     is no flex tier. It holds for all models, since tiers add up the usage of models.
     """
 
-    input_nanos: Nanos
-    cached_input_nanos: Nanos
-    output_nanos: Nanos
-    kv_page_second_nanos: Nanos
-    models: Annotated[tuple[ModelCardPrices, ...], msgspec.Meta(max_length=MODELS_MAX)] = ()
-    tiers: Annotated[tuple[TieredPrice, ...], msgspec.Meta(max_length=TIERS_MAX)] = ()
-    included: Annotated[tuple[IncludedUsage, ...], msgspec.Meta(max_length=TIERS_MAX)] = ()
-    base_fee_nanos: FeeNanos = 0
-    base_fee_when: Literal["advance", "arrears"] = "arrears"
-    commitment_nanos: FeeNanos = 0
-    commitment_interval: Literal["period", "year"] = "period"
-    adapter_storage_gb_hour_nanos: ResourceNanos = 0
-    pinned_slot_hour_nanos: ResourceNanos = 0
-    cold_load_nanos: ResourceNanos = 0
-    batch_factor_permille: FactorPermille | None = None
+    input_nanos: Annotated[Nanos, fields.INPUT_NANOS]
+    cached_input_nanos: Annotated[Nanos, fields.CACHED_INPUT_NANOS]
+    output_nanos: Annotated[Nanos, fields.OUTPUT_NANOS]
+    kv_page_second_nanos: Annotated[Nanos, fields.KV_PAGE_SECOND_NANOS]
+    models: Annotated[
+        tuple[ModelCardPrices, ...],
+        msgspec.Meta(max_length=MODELS_MAX),
+        about("Prices of single base models and rank classes."),
+    ] = ()
+    tiers: Annotated[
+        tuple[TieredPrice, ...],
+        msgspec.Meta(max_length=TIERS_MAX),
+        about("Prices that depend on the quantity of the whole period."),
+    ] = ()
+    included: Annotated[
+        tuple[IncludedUsage, ...],
+        msgspec.Meta(max_length=TIERS_MAX),
+        about("Units that a billing period includes at no charge."),
+    ] = ()
+    base_fee_nanos: Annotated[FeeNanos, about("Fee for a whole billing period, in nanodollars.")] = 0
+    base_fee_when: Annotated[
+        Literal["advance", "arrears"],
+        about("advance: the invoice before the period has the fee; arrears: its own invoice has it."),
+    ] = "arrears"
+    commitment_nanos: Annotated[FeeNanos, about("Least that all charges come to, in nanodollars.")] = 0
+    commitment_interval: Annotated[
+        Literal["period", "year"], about("period: of each billing period; year: of twelve months.")
+    ] = "period"
+    adapter_storage_gb_hour_nanos: Annotated[ResourceNanos, fields.ADAPTER_STORAGE_GB_HOUR_NANOS] = 0
+    pinned_slot_hour_nanos: Annotated[ResourceNanos, fields.PINNED_SLOT_HOUR_NANOS] = 0
+    cold_load_nanos: Annotated[ResourceNanos, fields.COLD_LOAD_NANOS] = 0
+    batch_factor_permille: Annotated[
+        FactorPermille | None,
+        about("Part of the price of usage that flex requests pay, in permille; null for no flex tier."),
+    ] = None
 
     @classmethod
     def of_all_models(cls, prices: Prices) -> "PriceCard":

@@ -5,6 +5,7 @@ record names them, and gateways hold by them once they are published.
 from collections.abc import Collection
 from datetime import datetime
 from itertools import takewhile
+from typing import Annotated
 
 import msgspec
 import sqlalchemy as sa
@@ -16,21 +17,23 @@ from billing.prices import price_book
 from billing.prices.card import PriceCard
 from billing.prices.models import PriceOverride, PriceVersion
 from billing.views import PriceView
+from core import fields
 from core.db import among, database_now
 from core.errors import InvalidRequest, NotFound
+from core.fields import about
 from core.ids import new_id
 
 
 class OverrideView(msgspec.Struct, frozen=True, kw_only=True):
     """A price override. Without ``prices``, the plan's hold again from ``effective_from`` on."""
 
-    id: str
-    tenant_id: str
-    price_version_id: str | None
-    prices: PriceCard | None
-    effective_from: datetime
-    expires_at: datetime | None
-    created_at: datetime
+    id: Annotated[str, fields.ID]
+    tenant_id: Annotated[str, fields.TENANT_ID]
+    price_version_id: Annotated[str | None, about("Id of the price version; null where the plan's prices hold again.")]
+    prices: Annotated[PriceCard | None, about("The prices; null where the plan's hold again.")]
+    effective_from: Annotated[datetime, fields.EFFECTIVE_FROM]
+    expires_at: Annotated[datetime | None, fields.EXPIRES_AT]
+    created_at: Annotated[datetime, fields.CREATED_AT]
 
 
 def add(

@@ -10,8 +10,10 @@ from billing.charges.discounting import DiscountScope, DiscountTerms
 from billing.locks import serialize_decision
 from billing.periods import aware
 from billing.subscriptions.models import Discount, DiscountEnd
+from core import fields
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
+from core.fields import about
 from core.ids import new_id
 
 Duration = Literal["once", "periods", "forever"]
@@ -25,31 +27,37 @@ class NewDiscount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     storage, pins and cold loads), fees, or all of them.
     """
 
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
-    percent_hundredths: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
-    amount_nanos: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000_000_000)] | None = None
-    scope: DiscountScope = "all"
-    duration: Duration = "forever"
-    periods: Annotated[int, msgspec.Meta(ge=1, le=1_200)] | None = None
-    effective_from: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-    expires_at: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$"), fields.NAME]
+    percent_hundredths: Annotated[Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None, fields.PERCENT_HUNDREDTHS] = (
+        None
+    )
+    amount_nanos: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000_000_000)] | None, fields.DISCOUNT_NANOS
+    ] = None
+    scope: Annotated[DiscountScope, fields.DISCOUNT_SCOPE] = "all"
+    duration: Annotated[Duration, fields.DURATION] = "forever"
+    periods: Annotated[Annotated[int, msgspec.Meta(ge=1, le=1_200)] | None, fields.PERIODS] = None
+    effective_from: Annotated[
+        Annotated[datetime, msgspec.Meta(tz=True)] | None, about("From when on it applies; null for now.")
+    ] = None
+    expires_at: Annotated[Annotated[datetime, msgspec.Meta(tz=True)] | None, fields.EXPIRES_AT] = None
 
 
 class DiscountView(msgspec.Struct, frozen=True, kw_only=True):
     """A granted discount. ``ended_at`` is when an admin ended it."""
 
-    id: str
-    tenant_id: str
-    name: str
-    percent_hundredths: int | None
-    amount_nanos: int | None
-    scope: DiscountScope
-    duration: Duration
-    periods: int | None
-    effective_from: datetime
-    expires_at: datetime | None
-    ended_at: datetime | None
-    created_at: datetime
+    id: Annotated[str, fields.ID]
+    tenant_id: Annotated[str, fields.TENANT_ID]
+    name: Annotated[str, fields.NAME]
+    percent_hundredths: Annotated[int | None, fields.PERCENT_HUNDREDTHS]
+    amount_nanos: Annotated[int | None, fields.DISCOUNT_NANOS]
+    scope: Annotated[DiscountScope, fields.DISCOUNT_SCOPE]
+    duration: Annotated[Duration, fields.DURATION]
+    periods: Annotated[int | None, fields.PERIODS]
+    effective_from: Annotated[datetime, about("From when on it applies.")]
+    expires_at: Annotated[datetime | None, fields.EXPIRES_AT]
+    ended_at: Annotated[datetime | None, fields.ENDED_AT]
+    created_at: Annotated[datetime, fields.CREATED_AT]
 
 
 def grant(session: Session, tenant_id: str, new: NewDiscount) -> DiscountView:

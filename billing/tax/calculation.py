@@ -6,11 +6,13 @@ no tax advice: the operator answers for its rates, and a VAT id is checked by it
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from billing.tax.parties import Parties
+from core import fields
+from core.fields import about
 from core.money import share_cents, tax_cents
 
 EU: Final = frozenset({
@@ -37,11 +39,11 @@ class TaxDecision(msgspec.Struct, frozen=True, kw_only=True):
 class TaxLine(msgspec.Struct, frozen=True, kw_only=True):
     """One tax of an invoice or a credit note: ``rate_ppm`` millionths of ``base_cents``, rounded."""
 
-    name: str
-    rate_ppm: int
-    base_cents: int
-    tax_cents: int
-    note: str | None = None
+    name: Annotated[str, about("Name of the tax.")]
+    rate_ppm: Annotated[int, fields.RATE_PPM]
+    base_cents: Annotated[int, about("Amount that the tax is on, in cents.")]
+    tax_cents: Annotated[int, fields.TAX_CENTS]
+    note: Annotated[str | None, about("Text that the law wants on the invoice; null without one.")] = None
 
 
 def decide(parties: Parties, day: date, rates: Mapping[str, RateInForce | None]) -> TaxDecision:

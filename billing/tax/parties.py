@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from core import fields
 from core.countries import COUNTRIES
 
 Country = Annotated[
@@ -30,13 +31,13 @@ class Seller(msgspec.Struct, frozen=True, kw_only=True):
     ``how_to_pay`` is printed on it, such as a bank account.
     """
 
-    legal_name: str
-    address: tuple[str, ...] = ()
-    country: str | None = None
-    vat_id: str | None = None
-    tax: TaxMode = "none"
-    payment_days: int = PAYMENT_DAYS
-    how_to_pay: tuple[str, ...] = ()
+    legal_name: Annotated[str, fields.LEGAL_NAME]
+    address: Annotated[tuple[str, ...], fields.POSTAL_ADDRESS] = ()
+    country: Annotated[str | None, fields.COUNTRY] = None
+    vat_id: Annotated[str | None, fields.VAT_ID] = None
+    tax: Annotated[TaxMode, fields.TAX] = "none"
+    payment_days: Annotated[int, fields.SELLERS_PAYMENT_DAYS] = PAYMENT_DAYS
+    how_to_pay: Annotated[tuple[str, ...], fields.HOW_TO_PAY] = ()
 
 
 class Buyer(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,15 +45,15 @@ class Buyer(msgspec.Struct, frozen=True, kw_only=True):
     ``payment_days`` replace the seller's. ``order_number`` is the buyer's name for its purchase order.
     """
 
-    legal_name: str
-    address: tuple[str, ...] = ()
-    country: str | None = None
-    email: str | None = None
-    vat_id: str | None = None
-    exempt_from: date | None = None
-    exempt_until: date | None = None
-    payment_days: int | None = None
-    order_number: str | None = None
+    legal_name: Annotated[str, fields.LEGAL_NAME]
+    address: Annotated[tuple[str, ...], fields.POSTAL_ADDRESS] = ()
+    country: Annotated[str | None, fields.COUNTRY] = None
+    email: Annotated[str | None, fields.EMAIL] = None
+    vat_id: Annotated[str | None, fields.VAT_ID] = None
+    exempt_from: Annotated[date | None, fields.EXEMPT_FROM] = None
+    exempt_until: Annotated[date | None, fields.EXEMPT_UNTIL] = None
+    payment_days: Annotated[int | None, fields.PAYMENT_DAYS] = None
+    order_number: Annotated[str | None, fields.ORDER_NUMBER] = None
 
     def exempt_on(self, day: date) -> bool:
         """Whether an invoice of this day has no tax."""

@@ -5,6 +5,7 @@ the first one is in force; rates are never added up. An operator who charges no 
 """
 
 from datetime import UTC, datetime
+from typing import Annotated
 
 import msgspec
 from sqlalchemy.dialects.postgresql import distinct_on
@@ -15,6 +16,7 @@ from billing.periods import aware
 from billing.tax.calculation import RateInForce, TaxDecision, decide
 from billing.tax.models import TaxRate
 from billing.tax.parties import Country, Parties
+from core import fields
 from core.countries import require_country
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest
@@ -23,10 +25,10 @@ from core.errors import Conflict, InvalidRequest
 class TaxRateView(msgspec.Struct, frozen=True, kw_only=True):
     """A tax of a country from an instant on; a rate of 0 ends it."""
 
-    country: str
-    name: str
-    rate_ppm: int
-    effective_from: datetime
+    country: Annotated[str, fields.COUNTRY]
+    name: Annotated[str, fields.NAME]
+    rate_ppm: Annotated[int, fields.RATE_PPM]
+    effective_from: Annotated[datetime, fields.EFFECTIVE_FROM]
 
 
 def tax_between(session: Session, parties: Parties, at: datetime) -> TaxDecision:

@@ -1,9 +1,12 @@
 """Wire types of the audit trail, as it is read."""
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from core import fields
+from core.fields import about
 
 
 class AuditEventView(msgspec.Struct, frozen=True, kw_only=True):
@@ -11,10 +14,10 @@ class AuditEventView(msgspec.Struct, frozen=True, kw_only=True):
     the id of what changed. A tenant sees `admin` as the actor of what an admin did to it, and none of its ``details``.
     """
 
-    id: str
-    tenant_id: str | None
-    actor: str
-    action: str
-    target: str
-    details: dict[str, Any]
-    created_at: datetime
+    id: Annotated[str, fields.ID]
+    tenant_id: Annotated[str | None, about("Id of the tenant that it is about; null without one.")]
+    actor: Annotated[str, about("Id of the API key or name of the process; tenants see `admin` for an admin's key.")]
+    action: Annotated[str, about("What was done, such as tenant.changed.")]
+    target: Annotated[str, about("Id of the object.")]
+    details: Annotated[dict[str, Any], about("What was set, without secrets.")]
+    created_at: Annotated[datetime, fields.CREATED_AT]

@@ -8,6 +8,8 @@ import msgspec
 
 from billing.credits.views import BurnedDay, LotView
 from billing.settings import CREDIT_NANOS_MAX
+from core import fields
+from core.fields import about
 
 CreditNanos = Annotated[int, msgspec.Meta(ge=1, le=CREDIT_NANOS_MAX)]
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -21,19 +23,19 @@ class NewCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ends, without ``models`` it pays for everything. One ``reference`` grants once.
     """
 
-    kind: Literal["paid", "promotional"]
-    amount_nanos: CreditNanos
-    priority: Annotated[int, msgspec.Meta(ge=0, le=100)] = 50
-    effective_from: Instant | None = None
-    expires_at: Instant | None = None
-    models: Annotated[tuple[ModelId, ...], msgspec.Meta(max_length=100)] = ()
-    reference: Reference | None = None
+    kind: Annotated[Literal["paid", "promotional"], fields.LOT_KIND]
+    amount_nanos: Annotated[CreditNanos, fields.AMOUNT_NANOS]
+    priority: Annotated[int, msgspec.Meta(ge=0, le=100), fields.PRIORITY] = 50
+    effective_from: Annotated[Instant | None, about("From when on usage may take from it; null for now.")] = None
+    expires_at: Annotated[Instant | None, fields.EXPIRES_AT] = None
+    models: Annotated[tuple[ModelId, ...], msgspec.Meta(max_length=100), fields.LOT_MODELS] = ()
+    reference: Annotated[Reference | None, fields.CREDIT_REFERENCE] = None
 
 
 class CreditRefund(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much unspent paid credit is paid back, in whole cents."""
 
-    amount_nanos: CreditNanos
+    amount_nanos: Annotated[CreditNanos, fields.AMOUNT_NANOS]
 
 
 class OwnCredit(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +43,10 @@ class OwnCredit(msgspec.Struct, frozen=True, kw_only=True):
     the uninvoiced usage of each UTC day takes of them.
     """
 
-    balance_nanos: int
-    paid_nanos: int
-    promotional_nanos: int
-    pending_nanos: int
-    uncovered_nanos: int
-    lots: Sequence[LotView]
-    burn_down: Sequence[BurnedDay]
+    balance_nanos: Annotated[int, fields.BALANCE_NANOS]
+    paid_nanos: Annotated[int, about("Credit left that was paid for, in nanodollars.")]
+    promotional_nanos: Annotated[int, about("Credit left that was given, in nanodollars.")]
+    pending_nanos: Annotated[int, fields.PENDING_NANOS]
+    uncovered_nanos: Annotated[int, about("Nanodollars of uninvoiced usage that no credit pays.")]
+    lots: Annotated[Sequence[LotView], about("Lots of credit, in the order in which they burn.")]
+    burn_down: Annotated[Sequence[BurnedDay], about("What the uninvoiced usage of each UTC day took of the credit.")]

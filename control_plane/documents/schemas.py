@@ -3,57 +3,54 @@
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
+from typing import Annotated
 
 import msgspec
 
 from billing.documents.explain import ExplainedRequest
 from billing.prices.card import PriceTier
 from billing.views import InvoiceLineView, InvoiceView
+from core import fields
+from core.fields import about
 
 
 class PriceOfLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The price version of a line, and how it prices the line's quantity: ``unit``, ``graduated``, ``volume`` or
-    ``package``. ``tiers`` are those of the whole period's quantity.
-    """
+    """The price version of a line, and how it prices the line's quantity."""
 
-    id: str
-    plan_id: str
-    effective_from: datetime
-    mode: str
-    unit_price_nanos: int
-    tiers: Sequence[PriceTier] = ()
-    package_units: int | None = None
-    package_nanos: int | None = None
+    id: Annotated[str, fields.ID]
+    plan_id: Annotated[str, fields.PLAN_ID]
+    effective_from: Annotated[datetime, fields.EFFECTIVE_FROM]
+    mode: Annotated[str, about("unit, graduated, volume or package.")]
+    unit_price_nanos: Annotated[int, fields.UNIT_PRICE_NANOS]
+    tiers: Annotated[Sequence[PriceTier], about("Tiers of the whole period's quantity; none for other prices.")] = ()
+    package_units: Annotated[int | None, fields.PACKAGE_UNITS] = None
+    package_nanos: Annotated[int | None, fields.PACKAGE_NANOS] = None
 
 
 class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line, its price, its arithmetic as text, and where its requests are. Lines that are no usage have none."""
 
-    line: InvoiceLineView
-    price: PriceOfLine | None
-    arithmetic: str
-    requests_url: str | None
+    line: Annotated[InvoiceLineView, fields.LINE]
+    price: Annotated[PriceOfLine | None, fields.PRICE]
+    arithmetic: Annotated[str, about("Quantity, unit price and amount as text.")]
+    requests_url: Annotated[str | None, about("Path of the requests that the line is made of; null without any.")]
 
 
 class InvoiceExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """An invoice and a page of its explained lines, in print order."""
 
-    invoice: InvoiceView
-    data: Sequence[ExplainedLine]
-    next_cursor: str | None = None
+    invoice: Annotated[InvoiceView, about("The invoice.")]
+    data: Annotated[Sequence[ExplainedLine], fields.DATA]
+    next_cursor: Annotated[str | None, fields.NEXT_CURSOR] = None
 
 
 class ExplainedRequests(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of usage and a page of its requests, in the order in which they settled.
+    """A line of usage and a page of its requests as they settled. The sums are of all its requests."""
 
-    All requests of the line sum to ``found_quantity`` and ``found_nanos``; ``matches`` says that these are the line's
-    own quantity and amount.
-    """
-
-    line: InvoiceLineView
-    price: PriceOfLine
-    found_quantity: Decimal
-    found_nanos: int
-    matches: bool
-    data: Sequence[ExplainedRequest]
-    next_cursor: str | None = None
+    line: Annotated[InvoiceLineView, fields.LINE]
+    price: Annotated[PriceOfLine, fields.PRICE]
+    found_quantity: Annotated[Decimal, about("What the requests of the line sum to.")]
+    found_nanos: Annotated[int, about("What the requests of the line sum to, in nanodollars.")]
+    matches: Annotated[bool, about("Whether the requests sum to the line's own quantity and amount.")]
+    data: Annotated[Sequence[ExplainedRequest], fields.DATA]
+    next_cursor: Annotated[str | None, fields.NEXT_CURSOR] = None

@@ -1,10 +1,13 @@
 """Wire types of the fleet room."""
 
 from datetime import datetime
+from typing import Annotated
 
 import msgspec
 
+from core import fields
 from core.contracts.replicas import ReplicaState
+from core.fields import about
 
 
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,38 +16,38 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     sets ``drain_requested``; the agent reports ``state``, and in ``reason`` what is wrong with the replica.
     """
 
-    id: str
-    base_model: str
-    state: ReplicaState
-    reason: str | None
-    drain_requested: bool
-    block_tokens: int
-    pages_total: int
-    pages_free: int
-    slots: int
-    rank_max: int
-    memory_adapters: int
-    residency_version: int
-    running_requests: int
-    waiting_requests: int
-    url: str
-    heartbeat_at: datetime
+    id: Annotated[str, fields.ID]
+    base_model: Annotated[str, fields.BASE_MODEL]
+    state: Annotated[ReplicaState, about("State of the replica.")]
+    reason: Annotated[
+        str | None, about("What is wrong with it, and the fix; null when nothing is. A ready replica still serves.")
+    ]
+    drain_requested: Annotated[bool, about("Whether an admin has asked the replica to take no further requests.")]
+    block_tokens: Annotated[int, about("Tokens of one block of the replica's KV cache.")]
+    pages_total: Annotated[int, about("KV pages of the replica.")]
+    pages_free: Annotated[int, about("KV pages that are free.")]
+    slots: Annotated[int, about("Adapters that one batch of the replica can use.")]
+    rank_max: Annotated[int, fields.LARGEST_RANK]
+    memory_adapters: Annotated[int, about("Adapters that fit into the replica's host memory.")]
+    residency_version: Annotated[int, about("Number of the replica's newest list of adapters.")]
+    running_requests: Annotated[int, about("Requests that run on the replica.")]
+    waiting_requests: Annotated[int, about("Requests that wait on the replica.")]
+    url: Annotated[str, about("Address of the engine, which only gateways reach.")]
+    heartbeat_at: Annotated[datetime, about("When the replica last reported.")]
 
 
 class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to drain. ``force`` also drains the last ready replica that serves a base model or a rank class."""
 
-    force: bool = False
+    force: Annotated[bool, about("Whether to drain it although nothing else serves what it serves.")] = False
 
 
 class ResidencyView(msgspec.Struct, frozen=True, kw_only=True):
-    """The adapters in each tier of a replica. ``slots`` has one entry for each slot, null for an empty one. ``disk``
-    lists digests, because several adapters may share one.
-    """
+    """The adapters in each tier of a replica. ``disk`` lists digests, because several adapters may share one."""
 
-    replica: str
-    boot_id: str
-    version: int
-    slots: list[str | None]
-    memory: list[str]
-    disk: list[str]
+    replica: Annotated[str, fields.REPLICA]
+    boot_id: Annotated[str, fields.BOOT_ID]
+    version: Annotated[int, fields.VERSION]
+    slots: Annotated[list[str | None], about("Engine name of the adapter in each slot; null for a free slot.")]
+    memory: Annotated[list[str], about("Engine names of the adapters in the replica's host memory.")]
+    disk: Annotated[list[str], about("Digests of the adapters on the replica's disk.")]

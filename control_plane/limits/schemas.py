@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from billing.limits.views import AutoTopUp
+from core import fields
 
 LimitNanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000_000)]
 PositiveNanos = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000_000_000)]
@@ -18,11 +19,13 @@ class SpendingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     what it owes reaches the credit limit.
     """
 
-    mode: Literal["prepaid", "postpaid"] | msgspec.UnsetType = msgspec.UNSET
-    credit_limit_nanos: LimitNanos | msgspec.UnsetType | None = msgspec.UNSET
-    invoice_threshold_nanos: PositiveNanos | msgspec.UnsetType | None = msgspec.UNSET
-    balance_floors_nanos: Floors | msgspec.UnsetType = msgspec.UNSET
-    auto_top_up: AutoTopUp | msgspec.UnsetType | None = msgspec.UNSET
+    mode: Annotated[Literal["prepaid", "postpaid"] | msgspec.UnsetType, fields.MODE] = msgspec.UNSET
+    credit_limit_nanos: Annotated[LimitNanos | msgspec.UnsetType | None, fields.CREDIT_LIMIT_NANOS] = msgspec.UNSET
+    invoice_threshold_nanos: Annotated[PositiveNanos | msgspec.UnsetType | None, fields.INVOICE_THRESHOLD_NANOS] = (
+        msgspec.UNSET
+    )
+    balance_floors_nanos: Annotated[Floors | msgspec.UnsetType, fields.BALANCE_FLOORS_NANOS] = msgspec.UNSET
+    auto_top_up: Annotated[AutoTopUp | msgspec.UnsetType | None, fields.AUTO_TOP_UP] = msgspec.UNSET
 
 
 class NewSpendLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +33,9 @@ class NewSpendLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     of the same subject and window is replaced.
     """
 
-    scope: Literal["tenant", "key", "adapter"]
-    window: Literal["day", "month"]
-    amount_nanos: LimitNanos
-    subject_id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}(?!\n)$")] | None = None
+    scope: Annotated[Literal["tenant", "key", "adapter"], fields.SPEND_LIMIT_SCOPE]
+    window: Annotated[Literal["day", "month"], fields.WINDOW]
+    amount_nanos: Annotated[LimitNanos, fields.SPEND_LIMIT_NANOS]
+    subject_id: Annotated[
+        Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}(?!\n)$")] | None, fields.SUBJECT_ID
+    ] = None

@@ -5,6 +5,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from core import fields
+from core.fields import about
+
 EventTypeName = Literal[
     "spend.threshold_reached",
     "balance.low",
@@ -30,25 +33,27 @@ class NewEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     address cannot be changed later.
     """
 
-    kind: Literal["email", "webhook"]
-    address: Address
-    event_types: EventTypeNames = ()
+    kind: Annotated[Literal["email", "webhook"], fields.ENDPOINT_KIND]
+    address: Annotated[Address, fields.ENDPOINT_ADDRESS]
+    event_types: Annotated[EventTypeNames, fields.EVENT_TYPES] = ()
 
 
 class EndpointPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to change. An omitted field keeps its value."""
 
-    event_types: EventTypeNames | msgspec.UnsetType = msgspec.UNSET
-    status: Literal["active", "disabled"] | msgspec.UnsetType = msgspec.UNSET
+    event_types: Annotated[EventTypeNames | msgspec.UnsetType, fields.EVENT_TYPES] = msgspec.UNSET
+    status: Annotated[Literal["active", "disabled"] | msgspec.UnsetType, fields.STATUS] = msgspec.UNSET
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The code that was sent to the address."""
 
-    code: Code
+    code: Annotated[Code, about("The code from the message to the address.")]
 
 
 class ReplaySince(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """From which instant on missed messages are sent again."""
 
-    since: Annotated[datetime, msgspec.Meta(tz=True)]
+    since: Annotated[
+        datetime, msgspec.Meta(tz=True), about("From which instant on messages are sent again, with an offset.")
+    ]

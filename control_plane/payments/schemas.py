@@ -5,6 +5,8 @@ from typing import Annotated
 import msgspec
 
 from billing.payments.settings import TOP_UP_CENTS_MAX
+from core import fields
+from core.fields import about
 
 PageUrl = Annotated[str, msgspec.Meta(min_length=8, max_length=2000, pattern=r"^https?://[!-~]+(?!\n)$")]
 TopUpCents = Annotated[int, msgspec.Meta(ge=50, le=TOP_UP_CENTS_MAX)]
@@ -13,22 +15,22 @@ TopUpCents = Annotated[int, msgspec.Meta(ge=50, le=TOP_UP_CENTS_MAX)]
 class NewSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where Stripe leads the owner after saving a card, and after giving up."""
 
-    success_url: PageUrl
-    cancel_url: PageUrl
+    success_url: Annotated[PageUrl, fields.SUCCESS_URL]
+    cancel_url: Annotated[PageUrl, fields.CANCEL_URL]
 
 
 class NewPortal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where Stripe leads the owner back to."""
 
-    return_url: PageUrl
+    return_url: Annotated[PageUrl, about("Where Stripe leads the owner back to.")]
 
 
 class NewTopUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much credit to buy, and where Stripe leads the owner after paying, and after giving up."""
 
-    amount_cents: TopUpCents
-    success_url: PageUrl
-    cancel_url: PageUrl
+    amount_cents: Annotated[TopUpCents, about("Credit to buy, in cents (US dollars); at least 50.")]
+    success_url: Annotated[PageUrl, fields.SUCCESS_URL]
+    cancel_url: Annotated[PageUrl, fields.CANCEL_URL]
 
 
 TestClockId = Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_]+(?!\n)$")]
@@ -37,13 +39,13 @@ TestClockId = Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=
 class NewPaymentQueue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A test clock of Stripe's that dates the tenant's payments, to see in seconds what dunning does in weeks."""
 
-    test_clock: TestClockId
+    test_clock: Annotated[TestClockId, fields.TEST_CLOCK]
 
 
 class QueueDecision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to do with the operation at which the queue stopped: look for it at Stripe and try again, or cancel it."""
 
-    cancel: bool = False
+    cancel: Annotated[bool, about("Whether to give the operation up instead of trying it again.")] = False
 
 
 class EventReceived(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_type_hints
 import msgspec
 
 from billing.prices.card import GeneralPrice, PriceCard
+from core import fields
 from core.contracts.grants import Limits
+from core.fields import about
 
 Rate = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)]
 Tokens = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)]
@@ -34,24 +36,24 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     limits one upload.
     """
 
-    requests_per_minute: Rate
-    tokens_per_minute: Rate
-    concurrent_requests: Concurrency
-    kv_pages: Rate
-    tokens_per_month: Tokens
-    context_tokens: Window
-    output_tokens: Window
-    adapters: AdapterCount
-    adapter_rank: Rank
-    adapter_bytes: AdapterBytes
-    pinned_adapters: PinnedAdapters = 0
-    input_tokens_per_minute: Rate | None = None
-    output_tokens_per_minute: Rate | None = None
-    spend_nanos_per_month: SpendNanos | None = None
-    count_cached_tokens: bool = True
-    weight: Weight = 1
-    tier: Tier = 1
-    when_quota_is_unavailable: WithoutQuota = "closed"
+    requests_per_minute: Annotated[Rate, fields.REQUESTS_PER_MINUTE]
+    tokens_per_minute: Annotated[Rate, fields.TOKENS_PER_MINUTE]
+    concurrent_requests: Annotated[Concurrency, fields.CONCURRENT_REQUESTS]
+    kv_pages: Annotated[Rate, fields.KV_PAGES]
+    tokens_per_month: Annotated[Tokens, fields.TOKENS_PER_MONTH]
+    context_tokens: Annotated[Window, fields.CONTEXT_TOKENS]
+    output_tokens: Annotated[Window, fields.OUTPUT_TOKENS]
+    adapters: Annotated[AdapterCount, fields.ADAPTERS]
+    adapter_rank: Annotated[Rank, fields.ADAPTER_RANK]
+    adapter_bytes: Annotated[AdapterBytes, fields.ADAPTER_BYTES]
+    pinned_adapters: Annotated[PinnedAdapters, fields.PINNED_ADAPTERS] = 0
+    input_tokens_per_minute: Annotated[Rate | None, fields.INPUT_TOKENS_PER_MINUTE] = None
+    output_tokens_per_minute: Annotated[Rate | None, fields.OUTPUT_TOKENS_PER_MINUTE] = None
+    spend_nanos_per_month: Annotated[SpendNanos | None, fields.SPEND_NANOS_PER_MONTH] = None
+    count_cached_tokens: Annotated[bool, fields.COUNT_CACHED_TOKENS] = True
+    weight: Annotated[Weight, fields.WEIGHT] = 1
+    tier: Annotated[Tier, fields.TIER] = 1
+    when_quota_is_unavailable: Annotated[WithoutQuota, fields.WHEN_QUOTA_IS_UNAVAILABLE] = "closed"
 
 
 if TYPE_CHECKING:
@@ -76,24 +78,24 @@ class NewPlanVersion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     of the version that holds then. With ``base_version``, only if that is the plan's newest version.
     """
 
-    limits: LimitsChange | msgspec.UnsetType = msgspec.UNSET
-    prices: PricesChange | msgspec.UnsetType = msgspec.UNSET
-    effective_from: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-    base_version: VersionNumber | None = None
+    limits: Annotated[LimitsChange | msgspec.UnsetType, fields.LIMITS] = msgspec.UNSET
+    prices: Annotated[PricesChange | msgspec.UnsetType, fields.PRICES] = msgspec.UNSET
+    effective_from: Annotated[Annotated[datetime, msgspec.Meta(tz=True)] | None, fields.EFFECTIVE_FROM] = None
+    base_version: Annotated[VersionNumber | None, fields.BASE_VERSION] = None
 
 
 class NewPlanDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits and prices to publish later. With ``base_version``, only if that is the plan's newest version."""
 
-    limits: LimitsBody
-    prices: PriceCard
-    base_version: VersionNumber | None = None
+    limits: Annotated[LimitsBody, fields.LIMITS]
+    prices: Annotated[PriceCard, fields.PRICES]
+    base_version: Annotated[VersionNumber | None, fields.BASE_VERSION] = None
 
 
 class DraftPublication(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """From when a draft applies: from ``effective_from`` on, or from now on."""
 
-    effective_from: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    effective_from: Annotated[Annotated[datetime, msgspec.Meta(tz=True)] | None, fields.EFFECTIVE_FROM] = None
 
 
 class PlanDraftView(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,14 +103,14 @@ class PlanDraftView(msgspec.Struct, frozen=True, kw_only=True):
     published, and then it never changes.
     """
 
-    id: str
-    plan_id: str
-    base_version: int
-    limits: Limits
-    prices: PriceCard
-    created_by: str
-    created_at: datetime
-    published_version_id: str | None
+    id: Annotated[str, fields.ID]
+    plan_id: Annotated[str, fields.PLAN_ID]
+    base_version: Annotated[int, fields.BASE_VERSION]
+    limits: Annotated[Limits, fields.LIMITS]
+    prices: Annotated[PriceCard, fields.PRICES]
+    created_by: Annotated[str, about("Id of the key that wrote it.")]
+    created_at: Annotated[datetime, fields.CREATED_AT]
+    published_version_id: Annotated[str | None, about("Id of the version that it was published as; null before.")]
 
 
 class NewSimulation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,19 +118,19 @@ class NewSimulation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     simulation.
     """
 
-    prices: PriceCard | None = None
-    draft: DraftId | None = None
-    start: Annotated[datetime, msgspec.Meta(tz=True)]
-    end: Annotated[datetime, msgspec.Meta(tz=True)]
-    cursor: str | None = None
+    prices: Annotated[PriceCard | None, fields.PRICES] = None
+    draft: Annotated[DraftId | None, about("Id of a draft of the plan.")] = None
+    start: Annotated[datetime, msgspec.Meta(tz=True), fields.START]
+    end: Annotated[datetime, msgspec.Meta(tz=True), fields.END]
+    cursor: Annotated[str | None, about("Where to go on, from the answer before; leave it out at first.")] = None
 
 
 class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A new plan with its first limits and prices."""
 
-    name: PlanName
-    limits: LimitsBody
-    prices: PriceCard
+    name: Annotated[PlanName, fields.NAME]
+    limits: Annotated[LimitsBody, fields.LIMITS]
+    prices: Annotated[PriceCard, fields.PRICES]
 
 
 class PlanVersionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,28 +138,30 @@ class PlanVersionView(msgspec.Struct, frozen=True, kw_only=True):
     begins.
     """
 
-    id: str
-    number: int
-    limits: Limits
-    prices: PriceCard
-    effective_from: datetime
-    created_at: datetime
-    withdrawn_at: datetime | None
+    id: Annotated[str, fields.ID]
+    number: Annotated[int, fields.NUMBER_IN_ORDER]
+    limits: Annotated[Limits, fields.LIMITS]
+    prices: Annotated[PriceCard, fields.PRICES]
+    effective_from: Annotated[datetime, fields.EFFECTIVE_FROM]
+    created_at: Annotated[datetime, fields.CREATED_AT]
+    withdrawn_at: Annotated[datetime | None, about("When the version was withdrawn; null where it applies.")]
 
 
 class PublishedVersion(PlanVersionView, frozen=True, kw_only=True):
     """A version that was published now, with the rank classes for which it has no prices of their own."""
 
-    general_prices: Sequence[GeneralPrice]
+    general_prices: Annotated[
+        Sequence[GeneralPrice], about("Rank classes without prices of their own on the card, and what they cost.")
+    ]
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     """A plan with its current limits and prices."""
 
-    id: str
-    name: str
-    version: int
-    limits: Limits
-    prices: PriceCard
-    price_version_id: str
-    created_at: datetime
+    id: Annotated[str, fields.ID]
+    name: Annotated[str, fields.NAME]
+    version: Annotated[int, fields.VERSION]
+    limits: Annotated[Limits, fields.LIMITS]
+    prices: Annotated[PriceCard, fields.PRICES]
+    price_version_id: Annotated[str, about("Id of the prices that count.")]
+    created_at: Annotated[datetime, fields.CREATED_AT]

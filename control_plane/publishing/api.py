@@ -1,6 +1,7 @@
 """Whether every live gateway acts by a change, for callers whose answer said that one did not yet."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 from litestar import Controller, get
@@ -12,13 +13,14 @@ from redis import Redis
 from sqlalchemy import Engine
 
 from control_plane.publishing.gateway_ack import AckScan
+from core import fields
 
 
 class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
     """A change. With ``acknowledged``, every live gateway acts by it; ``gateways`` counts those that do."""
 
-    acknowledged: bool
-    gateways: int
+    acknowledged: Annotated[bool, fields.ACKNOWLEDGED]
+    gateways: Annotated[int, fields.GATEWAYS]
 
 
 def _operation_id(_handler: HTTPRouteHandler, _method: Method, path: Sequence[object]) -> str:

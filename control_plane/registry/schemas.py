@@ -7,6 +7,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from adapters.base_model_spec import BaseModelSpec, HubName
+from core import fields
+from core.fields import about
 
 Status = Literal["uploading", "validating", "ready", "rejected"]
 NAME: Final = re.compile("^[a-z0-9][a-z0-9-]{0,62}$")
@@ -27,19 +29,19 @@ class BaseModelView(msgspec.Struct, frozen=True, kw_only=True):
     copies, that an adapter's config may give.
     """
 
-    id: str
-    hub_name: str
-    names: tuple[str, ...]
-    context_tokens: int
-    vocab_size: int
-    tokenizer_sha256: str
-    created_at: datetime
+    id: Annotated[str, fields.ID]
+    hub_name: Annotated[str, fields.HUB_NAME]
+    names: Annotated[tuple[str, ...], fields.NAMES]
+    context_tokens: Annotated[int, fields.CONTEXT_TOKENS]
+    vocab_size: Annotated[int, fields.VOCAB_SIZE]
+    tokenizer_sha256: Annotated[str, about("SHA-256 of the tokenizer.")]
+    created_at: Annotated[datetime, fields.CREATED_AT]
 
 
 class BaseModelNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All further names of a base model; an empty list removes them."""
 
-    names: Annotated[list[HubName], msgspec.Meta(max_length=100)]
+    names: Annotated[list[HubName], msgspec.Meta(max_length=100), fields.NAMES]
 
 
 class NewAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,8 +49,8 @@ class NewAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     as an adapter's config may have it.
     """
 
-    name: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": NAME.pattern})]
-    base_model: str
+    name: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": NAME.pattern}), fields.NAME]
+    base_model: Annotated[str, fields.BASE_MODEL]
 
 
 class AdapterView(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,22 +61,24 @@ class AdapterView(msgspec.Struct, frozen=True, kw_only=True):
     the plan's limit.
     """
 
-    id: str
-    name: str
-    base_model: str
-    revision: str | None
-    newest_ready: str | None
-    serves: str | None
-    rank: int | None
-    rank_class: int | None
-    pinned: bool
-    created_at: datetime
+    id: Annotated[str, fields.ID]
+    name: Annotated[str, fields.NAME]
+    base_model: Annotated[str, fields.BASE_MODEL]
+    revision: Annotated[str | None, fields.REVISION]
+    newest_ready: Annotated[str | None, about("Newest ready revision; null without one.")]
+    serves: Annotated[
+        str | None, about("Revision that calls of the bare name get; null where several share the alias prod.")
+    ]
+    rank: Annotated[int | None, fields.RANK]
+    rank_class: Annotated[int | None, fields.RANK_CLASS]
+    pinned: Annotated[bool, fields.PINNED]
+    created_at: Annotated[datetime, fields.CREATED_AT]
 
 
 class AdapterPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Changes to an adapter. An omitted field keeps its value."""
 
-    pinned: bool | msgspec.UnsetType = msgspec.UNSET
+    pinned: Annotated[bool | msgspec.UnsetType, fields.PINNED] = msgspec.UNSET
 
 
 class RankClassView(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,39 +87,39 @@ class RankClassView(msgspec.Struct, frozen=True, kw_only=True):
     slots of the live replicas. Replicas serve a class that is not ``registered``, but no revision is placed in it.
     """
 
-    rank: int
-    registered: bool
-    slot_bytes: int
-    kv_pages_per_slot: int | None
-    replicas: int
-    slots: int
-    slots_bytes: int
-    kv_pages_of_slots: int | None
-    adapters: int
+    rank: Annotated[int, fields.RANK]
+    registered: Annotated[bool, about("Whether revisions are placed in this pool.")]
+    slot_bytes: Annotated[int, about("Memory of one slot, in bytes.")]
+    kv_pages_per_slot: Annotated[int | None, about("KV pages that one slot's memory would hold; null where unknown.")]
+    replicas: Annotated[int, about("Live replicas.")]
+    slots: Annotated[int, about("Adapters that one batch can use.")]
+    slots_bytes: Annotated[int, about("Memory of all slots, in bytes.")]
+    kv_pages_of_slots: Annotated[int | None, about("KV pages that these slots' memory would hold; null where unknown.")]
+    adapters: Annotated[int, fields.ADAPTERS]
 
 
 class AnnouncedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file that will be uploaded."""
 
-    path: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
-    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
+    path: Annotated[str, msgspec.Meta(min_length=1, max_length=200), fields.PATH]
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50), fields.SIZE_BYTES]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}(?!\n)$"), about("SHA-256 in hexadecimal digits.")]
 
 
 class NewRevision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The files of a new revision. A setting limits their number."""
 
-    files: Annotated[list[AnnouncedFile], msgspec.Meta(min_length=1, max_length=1000)]
+    files: Annotated[list[AnnouncedFile], msgspec.Meta(min_length=1, max_length=1000), about("Files of the revision.")]
 
 
 class PartView(msgspec.Struct, frozen=True, kw_only=True):
     """How to upload one part of a large file: PUT these bytes to this URL with exactly these headers."""
 
-    number: int
-    offset_bytes: int
-    size_bytes: int
-    url: str
-    headers: dict[str, str]
+    number: Annotated[int, fields.NUMBER_IN_ORDER]
+    offset_bytes: Annotated[int, about("Where the part begins in its file, in bytes.")]
+    size_bytes: Annotated[int, fields.SIZE_BYTES]
+    url: Annotated[str, about("Address.")]
+    headers: Annotated[dict[str, str], fields.HEADERS]
 
 
 class UploadView(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,12 +127,12 @@ class UploadView(msgspec.Struct, frozen=True, kw_only=True):
     ``parts`` to the part's URL, in any order and in parallel.
     """
 
-    path: str
-    method: str
-    size_bytes: int
-    url: str | None
-    headers: dict[str, str]
-    parts: list[PartView]
+    path: Annotated[str, fields.PATH]
+    method: Annotated[str, about("HTTP method of the upload.")]
+    size_bytes: Annotated[int, fields.SIZE_BYTES]
+    url: Annotated[str | None, about("Where to PUT the file; null for a file in parts.")]
+    headers: Annotated[dict[str, str], fields.HEADERS]
+    parts: Annotated[list[PartView], about("Parts of a large file, each with its own URL.")]
 
 
 class RevisionCreated(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,10 +140,10 @@ class RevisionCreated(msgspec.Struct, frozen=True, kw_only=True):
     after the revision has left the state uploading, or when its URLs are about to expire.
     """
 
-    id: str
-    status: Status
-    uploads: list[UploadView]
-    uploads_expire_at: datetime
+    id: Annotated[str, fields.ID]
+    status: Annotated[Status, fields.STATUS]
+    uploads: Annotated[list[UploadView], about("How to upload each file; empty when nothing is left to send.")]
+    uploads_expire_at: Annotated[datetime, about("Until when the URLs are valid.")]
 
 
 class ReportView(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,9 +153,12 @@ class ReportView(msgspec.Struct, frozen=True, kw_only=True):
     to load.
     """
 
-    problems: list[dict[str, Any]]
-    notes: list[str]
-    canary: dict[str, Any] | None = None
+    problems: Annotated[
+        list[dict[str, Any]],
+        about("Why the revision is rejected: code, message, file, first place and number of places of each cause."),
+    ]
+    notes: Annotated[list[str], about("Remarks that do not refuse the revision.")]
+    canary: Annotated[dict[str, Any] | None, about("Result of a replica's run of the revision; null before it.")] = None
 
 
 class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,42 +167,43 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     the second stage on, and complete once the revision is decided.
     """
 
-    id: str
-    adapter: str
-    status: Status
-    stage: Literal["checking", "canary", "publishing"] | None
-    rank: int | None
-    rank_class: int | None
-    sha256: str | None
-    size_bytes: int
-    report: ReportView | None
-    created_at: datetime
-    completed_at: datetime | None
-    decided_at: datetime | None
+    id: Annotated[str, fields.ID]
+    adapter: Annotated[str, fields.ADAPTER]
+    status: Annotated[Status, fields.STATUS]
+    stage: Annotated[
+        Literal["checking", "canary", "publishing"] | None,
+        about("What a validating revision waits for: checking, then canary, then publishing to gateways."),
+    ]
+    rank: Annotated[int | None, fields.RANK]
+    rank_class: Annotated[int | None, fields.RANK_CLASS]
+    sha256: Annotated[str | None, about("Digest of the files that engines load; null before the revision is ready.")]
+    size_bytes: Annotated[int, fields.SIZE_BYTES]
+    report: Annotated[ReportView | None, about("Result of the review; null before its second stage.")]
+    created_at: Annotated[datetime, fields.CREATED_AT]
+    completed_at: Annotated[datetime | None, about("When the upload was completed; null before.")]
+    decided_at: Annotated[datetime | None, about("When the revision became ready or was rejected; null before.")]
 
 
 class AliasTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The target of an alias: one ``revision``, or several by ``weights`` such as ``{"rev_a": 90, "rev_b": 10}``."""
 
-    revision: RevisionId | None = None
-    weights: Weights | None = None
+    revision: Annotated[RevisionId | None, fields.REVISION] = None
+    weights: Annotated[Weights | None, fields.WEIGHTS] = None
 
 
 class AliasView(msgspec.Struct, frozen=True, kw_only=True):
     """An alias. ``model`` is the model name in requests to the gateway. ``revision`` is null with several weights."""
 
-    name: str
-    adapter: str
-    model: str
-    revision: str | None
-    weights: dict[str, int]
-    updated_at: datetime
+    name: Annotated[str, fields.NAME]
+    adapter: Annotated[str, fields.ADAPTER]
+    model: Annotated[str, fields.MODEL]
+    revision: Annotated[str | None, fields.REVISION]
+    weights: Annotated[dict[str, int], fields.WEIGHTS]
+    updated_at: Annotated[datetime, fields.UPDATED_AT]
 
 
 class AliasMoved(msgspec.Struct, frozen=True, kw_only=True):
-    """An alias after a change; ``alias`` is null after its removal. ``previous`` is the target before the change, or
-    null; sending it as the body of the same call undoes the change.
-    """
+    """An alias after a change."""
 
-    alias: AliasView | None
-    previous: AliasTarget | None
+    alias: Annotated[AliasView | None, about("The alias after the change; null after its removal.")]
+    previous: Annotated[AliasTarget | None, about("Target before the change, as a body that undoes it; null for none.")]

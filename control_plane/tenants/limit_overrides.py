@@ -2,19 +2,21 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from sqlmodel import Session, select
 
 from control_plane.tenants.models import HAS_OVERRIDE_TERMS, Tenant
+from core import fields
+from core.fields import about
 
 
 class OverrideTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Why a limit replaces the plan's, and until when. Without ``expires_at`` it does until it is changed."""
 
-    reason: str | None = None
-    expires_at: datetime | None = None
+    reason: Annotated[str | None, about("Why it replaces the plan's; null where no reason was given.")] = None
+    expires_at: Annotated[datetime | None, fields.EXPIRES_AT] = None
 
 
 def holding(overrides: Mapping[str, Any], terms: Mapping[str, OverrideTerms], at: datetime) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Annotated
 
 import msgspec
 from sqlmodel import Session
@@ -12,30 +13,30 @@ from billing.prices.card import PriceCard
 from billing.subscriptions import assignments
 from control_plane.plans import service as plans
 from control_plane.tenants import limit_overrides, service
+from core import fields
 from core.contracts.grants import Limits
 from core.db import database_now
+from core.fields import about
 
 
 class ComingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan, the limits and the prices that hold from an instant on."""
 
-    effective_from: datetime
-    plan: str
-    limits: Limits
-    prices: PriceCard
+    effective_from: Annotated[datetime, fields.EFFECTIVE_FROM]
+    plan: Annotated[str, fields.PLAN]
+    limits: Annotated[Limits, fields.LIMITS]
+    prices: Annotated[PriceCard, fields.PRICES]
 
 
 class OwnPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The calling tenant's plan with the limits and prices that hold for it now. ``own_limits`` are those that replace
-    the plan's, and with ``has_own_prices`` so do the prices. ``changes`` are all that are set to come, the next first.
-    """
+    """The calling tenant's plan with the limits and prices that hold for it now."""
 
-    plan: str
-    limits: Limits
-    own_limits: Sequence[str]
-    prices: PriceCard
-    has_own_prices: bool
-    changes: Sequence[ComingPlan]
+    plan: Annotated[str, fields.PLAN]
+    limits: Annotated[Limits, fields.LIMITS]
+    own_limits: Annotated[Sequence[str], about("Names of the limits that replace the plan's for this tenant.")]
+    prices: Annotated[PriceCard, fields.PRICES]
+    has_own_prices: Annotated[bool, about("Whether the prices are the tenant's own in place of its plan's.")]
+    changes: Annotated[Sequence[ComingPlan], about("Changes that are set to come, the next first.")]
 
 
 def read(session: Session, tenant_id: str) -> OwnPlan:

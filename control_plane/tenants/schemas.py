@@ -20,7 +20,9 @@ from control_plane.plans.schemas import (
     WithoutQuota,
 )
 from control_plane.tenants.limit_overrides import OverrideTerms
+from core import fields
 from core.contracts.grants import Limits
+from core.fields import about
 
 TenantName = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 PlanIdOrName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}(?!\n)$")]
@@ -31,31 +33,37 @@ TenantStatus = Literal["active", "suspended", "closed"]
 class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A new tenant. ``plan`` is a plan's id or name."""
 
-    name: TenantName
-    plan: PlanIdOrName
+    name: Annotated[TenantName, fields.NAME]
+    plan: Annotated[PlanIdOrName, fields.PLAN]
 
 
 class LimitsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Single limits that replace the plan's, within the bounds of plans. Null restores the plan's limit (RFC 7396)."""
 
-    requests_per_minute: Rate | msgspec.UnsetType | None = msgspec.UNSET
-    tokens_per_minute: Rate | msgspec.UnsetType | None = msgspec.UNSET
-    concurrent_requests: Concurrency | msgspec.UnsetType | None = msgspec.UNSET
-    kv_pages: Rate | msgspec.UnsetType | None = msgspec.UNSET
-    tokens_per_month: Tokens | msgspec.UnsetType | None = msgspec.UNSET
-    context_tokens: Window | msgspec.UnsetType | None = msgspec.UNSET
-    output_tokens: Window | msgspec.UnsetType | None = msgspec.UNSET
-    adapters: AdapterCount | msgspec.UnsetType | None = msgspec.UNSET
-    adapter_rank: Rank | msgspec.UnsetType | None = msgspec.UNSET
-    adapter_bytes: AdapterBytes | msgspec.UnsetType | None = msgspec.UNSET
-    pinned_adapters: PinnedAdapters | msgspec.UnsetType | None = msgspec.UNSET
-    input_tokens_per_minute: Rate | msgspec.UnsetType | None = msgspec.UNSET
-    output_tokens_per_minute: Rate | msgspec.UnsetType | None = msgspec.UNSET
-    spend_nanos_per_month: SpendNanos | msgspec.UnsetType | None = msgspec.UNSET
-    count_cached_tokens: bool | msgspec.UnsetType | None = msgspec.UNSET
-    weight: Weight | msgspec.UnsetType | None = msgspec.UNSET
-    tier: Tier | msgspec.UnsetType | None = msgspec.UNSET
-    when_quota_is_unavailable: WithoutQuota | msgspec.UnsetType | None = msgspec.UNSET
+    requests_per_minute: Annotated[Rate | msgspec.UnsetType | None, fields.REQUESTS_PER_MINUTE] = msgspec.UNSET
+    tokens_per_minute: Annotated[Rate | msgspec.UnsetType | None, fields.TOKENS_PER_MINUTE] = msgspec.UNSET
+    concurrent_requests: Annotated[Concurrency | msgspec.UnsetType | None, fields.CONCURRENT_REQUESTS] = msgspec.UNSET
+    kv_pages: Annotated[Rate | msgspec.UnsetType | None, fields.KV_PAGES] = msgspec.UNSET
+    tokens_per_month: Annotated[Tokens | msgspec.UnsetType | None, fields.TOKENS_PER_MONTH] = msgspec.UNSET
+    context_tokens: Annotated[Window | msgspec.UnsetType | None, fields.CONTEXT_TOKENS] = msgspec.UNSET
+    output_tokens: Annotated[Window | msgspec.UnsetType | None, fields.OUTPUT_TOKENS] = msgspec.UNSET
+    adapters: Annotated[AdapterCount | msgspec.UnsetType | None, fields.ADAPTERS] = msgspec.UNSET
+    adapter_rank: Annotated[Rank | msgspec.UnsetType | None, fields.ADAPTER_RANK] = msgspec.UNSET
+    adapter_bytes: Annotated[AdapterBytes | msgspec.UnsetType | None, fields.ADAPTER_BYTES] = msgspec.UNSET
+    pinned_adapters: Annotated[PinnedAdapters | msgspec.UnsetType | None, fields.PINNED_ADAPTERS] = msgspec.UNSET
+    input_tokens_per_minute: Annotated[Rate | msgspec.UnsetType | None, fields.INPUT_TOKENS_PER_MINUTE] = msgspec.UNSET
+    output_tokens_per_minute: Annotated[Rate | msgspec.UnsetType | None, fields.OUTPUT_TOKENS_PER_MINUTE] = (
+        msgspec.UNSET
+    )
+    spend_nanos_per_month: Annotated[SpendNanos | msgspec.UnsetType | None, fields.SPEND_NANOS_PER_MONTH] = (
+        msgspec.UNSET
+    )
+    count_cached_tokens: Annotated[bool | msgspec.UnsetType | None, fields.COUNT_CACHED_TOKENS] = msgspec.UNSET
+    weight: Annotated[Weight | msgspec.UnsetType | None, fields.WEIGHT] = msgspec.UNSET
+    tier: Annotated[Tier | msgspec.UnsetType | None, fields.TIER] = msgspec.UNSET
+    when_quota_is_unavailable: Annotated[WithoutQuota | msgspec.UnsetType | None, fields.WHEN_QUOTA_IS_UNAVAILABLE] = (
+        msgspec.UNSET
+    )
 
 
 class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,46 +71,55 @@ class TenantPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     of the limits in the same request.
     """
 
-    name: TenantName | msgspec.UnsetType = msgspec.UNSET
-    plan: PlanIdOrName | msgspec.UnsetType = msgspec.UNSET
-    status: Literal["active", "suspended"] | msgspec.UnsetType = msgspec.UNSET
-    limits: LimitsPatch | msgspec.UnsetType = msgspec.UNSET
-    limits_reason: Reason | msgspec.UnsetType | None = msgspec.UNSET
-    limits_expire_at: datetime | msgspec.UnsetType | None = msgspec.UNSET
+    name: Annotated[TenantName | msgspec.UnsetType, fields.NAME] = msgspec.UNSET
+    plan: Annotated[PlanIdOrName | msgspec.UnsetType, fields.PLAN] = msgspec.UNSET
+    status: Annotated[Literal["active", "suspended"] | msgspec.UnsetType, fields.STATUS] = msgspec.UNSET
+    limits: Annotated[LimitsPatch | msgspec.UnsetType, fields.LIMITS] = msgspec.UNSET
+    limits_reason: Annotated[
+        Reason | msgspec.UnsetType | None, about("Why these limits replace the plan's. Only admins see it.")
+    ] = msgspec.UNSET
+    limits_expire_at: Annotated[
+        datetime | msgspec.UnsetType | None, about("When the plan's limits hold again; null: when they are changed.")
+    ] = msgspec.UNSET
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant with its effective limits: the plan's limits with the tenant's overrides."""
 
-    id: str
-    name: str
-    plan: str
-    plan_id: str
-    status: TenantStatus
-    limits: Limits
-    limit_overrides: dict[str, Any]
-    limit_override_terms: dict[str, OverrideTerms]
-    created_at: datetime
+    id: Annotated[str, fields.ID]
+    name: Annotated[str, fields.NAME]
+    plan: Annotated[str, fields.PLAN]
+    plan_id: Annotated[str, fields.PLAN_ID]
+    status: Annotated[TenantStatus, fields.STATUS]
+    limits: Annotated[Limits, fields.LIMITS]
+    limit_overrides: Annotated[dict[str, Any], about("Limits of this tenant that replace those of its plan.")]
+    limit_override_terms: Annotated[
+        dict[str, OverrideTerms],
+        about("Reason and end of each override that has any, by its limit. Tenants see no reasons."),
+    ]
+    created_at: Annotated[datetime, fields.CREATED_AT]
 
 
 class MonthOfTenant(msgspec.Struct, frozen=True, kw_only=True):
     """What a tenant used in the current UTC month, as far as billing has recorded it."""
 
-    tokens: int
-    charged_nanos: int
-    cost_nanos: int
-    limit_used_ppm: int
+    tokens: Annotated[int, about("Prompt and generated tokens.")]
+    charged_nanos: Annotated[int, fields.CHARGED_NANOS]
+    cost_nanos: Annotated[int, fields.COST_NANOS]
+    limit_used_ppm: Annotated[
+        int, about("Used part of the monthly tokens or of a spending limit, whichever is most, in millionths.")
+    ]
 
 
 class ListedTenant(TenantView, frozen=True, kw_only=True):
     """A tenant in a list, with its current month."""
 
-    this_month: MonthOfTenant
+    this_month: Annotated[MonthOfTenant, about("Its current UTC month, as far as it is recorded.")]
 
 
 class Me(msgspec.Struct, frozen=True, kw_only=True):
     """The tenant and the scopes of a key."""
 
-    tenant: TenantView
-    key_id: str
-    scopes: list[str]
+    tenant: Annotated[TenantView, about("The tenant.")]
+    key_id: Annotated[str, fields.KEY_ID]
+    scopes: Annotated[list[str], fields.SCOPES]

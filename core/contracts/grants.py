@@ -3,10 +3,11 @@
 msgspec encodes these structs as JSON. Readers ignore unknown fields, so that two versions can run together.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from core import fields
 from core.spend_windows import SpendWindow
 
 ServiceTier = Literal["default", "flex"]
@@ -21,48 +22,48 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     (``slice``).
     """
 
-    requests_per_minute: int
-    tokens_per_minute: int
-    concurrent_requests: int
-    kv_pages: int
-    tokens_per_month: int
-    context_tokens: int
-    output_tokens: int
-    adapters: int
-    adapter_rank: int
-    adapter_bytes: int
-    pinned_adapters: int = 0
-    input_tokens_per_minute: int | None = None
-    output_tokens_per_minute: int | None = None
-    spend_nanos_per_month: int | None = None
-    count_cached_tokens: bool = True
-    weight: int = 1
-    tier: int = 1
-    when_quota_is_unavailable: Literal["closed", "slice"] = "closed"
+    requests_per_minute: Annotated[int, fields.REQUESTS_PER_MINUTE]
+    tokens_per_minute: Annotated[int, fields.TOKENS_PER_MINUTE]
+    concurrent_requests: Annotated[int, fields.CONCURRENT_REQUESTS]
+    kv_pages: Annotated[int, fields.KV_PAGES]
+    tokens_per_month: Annotated[int, fields.TOKENS_PER_MONTH]
+    context_tokens: Annotated[int, fields.CONTEXT_TOKENS]
+    output_tokens: Annotated[int, fields.OUTPUT_TOKENS]
+    adapters: Annotated[int, fields.ADAPTERS]
+    adapter_rank: Annotated[int, fields.ADAPTER_RANK]
+    adapter_bytes: Annotated[int, fields.ADAPTER_BYTES]
+    pinned_adapters: Annotated[int, fields.PINNED_ADAPTERS] = 0
+    input_tokens_per_minute: Annotated[int | None, fields.INPUT_TOKENS_PER_MINUTE] = None
+    output_tokens_per_minute: Annotated[int | None, fields.OUTPUT_TOKENS_PER_MINUTE] = None
+    spend_nanos_per_month: Annotated[int | None, fields.SPEND_NANOS_PER_MONTH] = None
+    count_cached_tokens: Annotated[bool, fields.COUNT_CACHED_TOKENS] = True
+    weight: Annotated[int, fields.WEIGHT] = 1
+    tier: Annotated[int, fields.TIER] = 1
+    when_quota_is_unavailable: Annotated[Literal["closed", "slice"], fields.WHEN_QUOTA_IS_UNAVAILABLE] = "closed"
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one API key, below those of its tenant. None means that the key adds no limit."""
 
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    input_tokens_per_minute: int | None = None
-    output_tokens_per_minute: int | None = None
-    concurrent_requests: int | None = None
-    kv_pages: int | None = None
-    tokens_per_month: int | None = None
-    spend_nanos_per_month: int | None = None
-    context_tokens: int | None = None
-    output_tokens: int | None = None
+    requests_per_minute: Annotated[int | None, fields.REQUESTS_PER_MINUTE] = None
+    tokens_per_minute: Annotated[int | None, fields.TOKENS_PER_MINUTE] = None
+    input_tokens_per_minute: Annotated[int | None, fields.INPUT_TOKENS_PER_MINUTE] = None
+    output_tokens_per_minute: Annotated[int | None, fields.OUTPUT_TOKENS_PER_MINUTE] = None
+    concurrent_requests: Annotated[int | None, fields.CONCURRENT_REQUESTS] = None
+    kv_pages: Annotated[int | None, fields.KV_PAGES] = None
+    tokens_per_month: Annotated[int | None, fields.TOKENS_PER_MONTH] = None
+    spend_nanos_per_month: Annotated[int | None, fields.SPEND_NANOS_PER_MONTH] = None
+    context_tokens: Annotated[int | None, fields.CONTEXT_TOKENS] = None
+    output_tokens: Annotated[int | None, fields.OUTPUT_TOKENS] = None
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """Prices in nanodollars: per token, and per KV page and second."""
 
-    input_nanos: int
-    cached_input_nanos: int
-    output_nanos: int
-    kv_page_second_nanos: int
+    input_nanos: Annotated[int, fields.INPUT_NANOS]
+    cached_input_nanos: Annotated[int, fields.CACHED_INPUT_NANOS]
+    output_nanos: Annotated[int, fields.OUTPUT_NANOS]
+    kv_page_second_nanos: Annotated[int, fields.KV_PAGE_SECOND_NANOS]
 
 
 class ModelPrices(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from sqlmodel import Session, col, select
@@ -10,9 +10,10 @@ from sqlmodel import Session, col, select
 from control_plane.paging import Page, page_of
 from control_plane.registry.models import Adapter, AdapterRevocation
 from control_plane.registry.revocations import receipts
-from core import clock
+from core import clock, fields
 from core.contracts.replicas import ReplicaStatus
 from core.errors import NotFound
+from core.fields import about
 
 State = Literal["stopping", "draining", "unloaded", "quarantined", "removed", "lifted"]
 
@@ -23,15 +24,15 @@ class ReceiptView(msgspec.Struct, frozen=True, kw_only=True):
     revision of another adapter needs. A tenant does not learn that such a revision exists.
     """
 
-    replica: str
-    boot_id: str
-    state: Literal["draining", "removed"]
-    drained_requests: int
-    aborted_requests: int
-    in_slots: list[str]
-    in_memory: list[str]
-    on_disk: list[str]
-    at: datetime
+    replica: Annotated[str, fields.REPLICA]
+    boot_id: Annotated[str, fields.BOOT_ID]
+    state: Annotated[Literal["draining", "removed"], about("State of the replica's copies.")]
+    drained_requests: Annotated[int, about("Requests that the replica let finish.")]
+    aborted_requests: Annotated[int, about("Requests that the replica ended early.")]
+    in_slots: Annotated[list[str], about("Engine names that the replica still held in slots.")]
+    in_memory: Annotated[list[str], about("Engine names that the replica still held in memory.")]
+    on_disk: Annotated[list[str], about("Engine names whose files the replica still held.")]
+    at: Annotated[datetime, about("When the receipt was written.")]
 
 
 class RevocationView(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,20 +41,22 @@ class RevocationView(msgspec.Struct, frozen=True, kw_only=True):
     ``lifted``: it may be served again. ``awaited_replicas`` is null where replicas were not read.
     """
 
-    id: str
-    tenant_id: str
-    adapter_id: str
-    adapter: str
-    base_model: str
-    reason: Literal["deleted", "suspended"]
-    state: State
-    engine_names: list[str]
-    receipts: list[ReceiptView]
-    awaited_replicas: list[str] | None
-    created_at: datetime
-    unloaded_at: datetime | None
-    removed_at: datetime | None
-    lifted_at: datetime | None
+    id: Annotated[str, fields.ID]
+    tenant_id: Annotated[str, fields.TENANT_ID]
+    adapter_id: Annotated[str, fields.ADAPTER_ID]
+    adapter: Annotated[str, fields.ADAPTER]
+    base_model: Annotated[str, fields.BASE_MODEL]
+    reason: Annotated[Literal["deleted", "suspended"], about("Why it was revoked.")]
+    state: Annotated[State, about("State of the revocation.")]
+    engine_names: Annotated[list[str], about("The names under which engines load the revoked revisions.")]
+    receipts: Annotated[list[ReceiptView], about("What replicas answered.")]
+    awaited_replicas: Annotated[
+        list[str] | None, about("Ids of the replicas that have not unloaded it; null where replicas were not read.")
+    ]
+    created_at: Annotated[datetime, fields.CREATED_AT]
+    unloaded_at: Annotated[datetime | None, about("When no replica held it any more; null before.")]
+    removed_at: Annotated[datetime | None, about("When the last copy was removed; null before.")]
+    lifted_at: Annotated[datetime | None, about("When it was lifted; null before.")]
 
 
 def get(
