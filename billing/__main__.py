@@ -1,6 +1,6 @@
 """``python -m billing``: the worker, repair commands for dead letters and for quotas that Redis lost, commands that
 verify all invoices and reconcile, one for a rotation of the notifications' key, and two of cost attribution. What they
-do is in ``billing.worker``, ``billing.stream``, ``billing.quota_rebuild``, ``billing.invoices.verification``,
+do is in ``billing.worker``, ``billing.stream``, ``billing.quotas.rebuild``, ``billing.invoices.verification``,
 ``billing.reconciliation``, ``billing.notifications.reseal`` and ``billing.costs``.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from core.quick_imports import quick_imports
 
 with quick_imports():
-    from billing import quota_rebuild, worker
+    from billing import worker
     from billing.costs import cost_functions
     from billing.costs.hours import allocate_due
     from billing.costs.settings import CostSettings
@@ -21,6 +21,7 @@ with quick_imports():
     from billing.notifications import reseal
     from billing.notifications.settings import NotificationSettings
     from billing.notifications.signing_secrets import SecretBox
+    from billing.quotas import rebuild
     from billing.reconciliation import runs
     from billing.reconciliation.engine_usage import store_reports
     from billing.settings import BillingSettings
@@ -68,8 +69,8 @@ def _parser() -> argparse.ArgumentParser:
         "--count", type=_positive, default=1_000, help="Move at most this many dead letters (default: %(default)s)."
     )
     text = "Rebuild the month's tokens and the spending in Redis from the ledger."
-    rebuild = _add(commands, "rebuild-quotas", _rebuild, text)
-    rebuild.add_argument("--tenant", metavar="ID", help="Rebuild only this tenant (default: all tenants).")
+    rebuilding = _add(commands, "rebuild-quotas", _rebuild, text)
+    rebuilding.add_argument("--tenant", metavar="ID", help="Rebuild only this tenant (default: all tenants).")
     _add(commands, "reseal-secrets", _reseal, "Encrypt webhooks' signing secrets again, with the current key.")
     _add(commands, "fit-costs", _fit_costs, "Fit the cost function of each kind of replica to its newest windows.")
     _add(
@@ -173,7 +174,7 @@ def _rebuild(arguments: argparse.Namespace) -> None:
     with db.unit_of_work(engine) as session:
         record_operator_action(session, action="quotas.rebuilt", target=tenant_id or "all tenants")
     with worker.connect_redis(RedisSettings(), BillingSettings()) as redis:
-        rebuilt = quota_rebuild.rebuild(engine, redis, tenant_id)
+        rebuilt = rebuild.rebuild(engine, redis, tenant_id)
     sys.stdout.write(
         f"{rebuilt.tenants} tenants and {rebuilt.limited_keys} keys with limits: {rebuilt.corrected} corrected\n"
     )

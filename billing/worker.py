@@ -30,8 +30,8 @@ from billing.metering import OUTAGES, Meter
 from billing.notifications import delivery
 from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
 from billing.payments.settings import PaymentSettings
-from billing.quota_drift import QuotaDrift
-from billing.quota_repair import QuotaRepair
+from billing.quotas.drift import QuotaDrift
+from billing.quotas.repair import QuotaRepair
 from billing.reconciliation.engine_counts import EngineCountKeeper
 from billing.reconciliation.engine_usage import store_reports
 from billing.reconciliation.runs import ReconciliationSchedule, run_limits
@@ -39,7 +39,7 @@ from billing.resources.metering import ResourceMeters
 from billing.resources.settings import ResourceSettings
 from billing.settings import BillingSettings
 from billing.stream import StreamEntry, UsageStream, read_backlog
-from billing.stripe_settings import StripeSettings
+from billing.stripe.settings import StripeSettings
 from billing.usage.partitions import add_partitions
 from core import db, telemetry
 from core.loops import DatabaseChanges, Loop, LoopThreads

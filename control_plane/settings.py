@@ -13,7 +13,7 @@ from billing.documents.settings import DocumentSettings
 from billing.notifications.settings import NotificationSettings
 from billing.payments.settings import WebhookSettings
 from billing.settings import InvoiceSettings
-from billing.stripe_settings import StripeSettings
+from billing.stripe.settings import StripeSettings
 from core.settings import (
     CorsSettings,
     Fragment,

@@ -15,7 +15,7 @@ FILE_LINES_MAX, SETTINGS_LINES_MAX, TEST_FILE_LINES_MAX, FUNCTION_LINES_MAX = 40
 BANNED_NAMES = {"utils", "helpers", "common", "misc", "manager", "base", "util", "helper"}
 SOLE_IMPORTERS = {
     "boto3": {"adapters/object_store/s3.py"},
-    "stripe": {"billing/stripe_client.py"},
+    "stripe": {"billing/stripe/client.py"},
     "standardwebhooks": {"billing/notifications/webhook_signatures.py"},
     "numba": {"data_plane/engine/cpu_lora/kernel.py", "data_plane/engine/cpu_lora/loops.py"},
     # The front end's names, the CPU's arithmetic, the worker's tiers, an abort that reports progress, a meter of steps,

@@ -27,8 +27,8 @@ from billing.payments.operations import ChargeTopUp
 from billing.payments.queue import PaymentQueues
 from billing.payments.runner import PaymentRunner, Performer
 from billing.payments.settings import PaymentSettings
-from billing.stripe_client import API_VERSION, StripeAccount
-from billing.stripe_settings import StripeSettings
+from billing.stripe.client import API_VERSION, StripeAccount
+from billing.stripe.settings import StripeSettings
 from control_plane import database_roles
 from control_plane.app import server
 from control_plane.settings import ControlSettings, WebSettings

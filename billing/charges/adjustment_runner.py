@@ -12,13 +12,13 @@ from datetime import datetime, timedelta
 import redis as redis_client
 import sqlalchemy as sa
 
-from billing import quota_rebuild
 from billing.charges.period import adjust
 from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
 from billing.metering import ActiveTenants
 from billing.periods import Period
 from billing.prices import price_book
+from billing.quotas import rebuild
 from billing.resources.metering import MeteredTenants
 from billing.subscriptions.billed_until import lock_billed_until, read_billed_until
 from billing.subscriptions.calendar import CalendarHistory
@@ -66,7 +66,7 @@ class AdjustmentRunner:
             subscribed = read_billed_until(session)
         tenant_ids = self._corrected(subscribed)
         failed = each_tenant(tenant_ids, "adjust", self.adjust_tenant)
-        found = quota_rebuild.drift(
+        found = rebuild.drift(
             self._engine, self._redis, tenant_ids, price_age_max=self._price_age_max, only_month=False
         )
         failed += each_tenant(sorted(found), "adjust", self._correct_quota)
@@ -90,7 +90,7 @@ class AdjustmentRunner:
 
     def _correct_quota(self, tenant_id: str) -> None:
         try:
-            quota_rebuild.rebuild(self._engine, self._redis, tenant_id, price_age_max=self._price_age_max)
+            rebuild.rebuild(self._engine, self._redis, tenant_id, price_age_max=self._price_age_max)
         except NotFound:
             return  # a tenant that is not published has no quota
 

@@ -13,8 +13,8 @@ from billing.payments.event_handling import EventHandler
 from billing.payments.queue import PaymentQueues
 from billing.payments.runner import PaymentRunner, Performer
 from billing.payments.settings import PaymentSettings
-from billing.stripe_client import StripeAccount
-from billing.stripe_settings import StripeSettings
+from billing.stripe.client import StripeAccount
+from billing.stripe.settings import StripeSettings
 from core.db import connect, unit_of_work
 from core.errors import InvalidSettings
 from core.loops import DatabaseChanges, Loop

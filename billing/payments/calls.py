@@ -18,7 +18,7 @@ from sqlmodel import Session, col, select
 from billing.payments import metrics
 from billing.payments.models import PaymentOperation
 from billing.payments.queue import Claim, PaymentQueues
-from billing.stripe_errors import StripeFailure, StripeUnavailable
+from billing.stripe.errors import StripeFailure, StripeUnavailable
 from core.db import unit_of_work
 
 _EVER = (datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC))

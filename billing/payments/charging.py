@@ -29,9 +29,9 @@ from billing.payments.queue import Claim, Outcome, PaymentQueues, QueueStops
 from billing.payments.settings import DESCRIPTION_LENGTH_MAX
 from billing.payments.settlement import end_charge, settle
 from billing.settings import INVOICES_PAGE_MAX
-from billing.stripe_client import StripeAccount
-from billing.stripe_errors import StripeCardDeclined, StripeRefused, StripeUnavailable
-from billing.stripe_objects import MINIMUM_CHARGE_CENTS
+from billing.stripe.client import StripeAccount
+from billing.stripe.errors import StripeCardDeclined, StripeRefused, StripeUnavailable
+from billing.stripe.objects import MINIMUM_CHARGE_CENTS
 from core.db import database_now, unit_of_work
 from core.ids import new_id
 

@@ -18,9 +18,9 @@ from billing.payments.queue import Clock
 from billing.payments.returned_payments import book_returns
 from billing.payments.settings import PaymentSettings
 from billing.payments.settlement import leave_page, settle, tenant_of
-from billing.stripe_client import API_VERSION, StripeAccount
-from billing.stripe_errors import StripeObjectNotFound
-from billing.stripe_objects import StripeEvent
+from billing.stripe.client import API_VERSION, StripeAccount
+from billing.stripe.errors import StripeObjectNotFound
+from billing.stripe.objects import StripeEvent
 from core.db import database_now, unit_of_work
 from core.errors import AppError, Conflict
 

@@ -11,8 +11,8 @@ from sqlmodel import Session, col, select
 from billing.payments import metrics
 from billing.payments.alarms import raise_alarm
 from billing.payments.models import StripeEventRow, StripeEventsListed
-from billing.stripe_errors import StripeLookupInconclusive
-from billing.stripe_objects import StripeEvent
+from billing.stripe.errors import StripeLookupInconclusive
+from billing.stripe.objects import StripeEvent
 from core.db import database_now
 from core.errors import Conflict, NotFound
 

@@ -11,8 +11,8 @@ from billing.payments.calls import Call
 from billing.payments.models import PaymentQueue
 from billing.payments.operations import CreateCustomer, OpenPortal, OpenSetupPage
 from billing.payments.queue import Claim, Effect, Outcome
-from billing.stripe_client import StripeAccount
-from billing.stripe_objects import StripePage
+from billing.stripe.client import StripeAccount
+from billing.stripe.objects import StripePage
 
 CURRENCY = "usd"
 

@@ -16,10 +16,10 @@ from billing.payments.models import ReceivedPayment
 from billing.payments.operations import Refund
 from billing.payments.queue import Claim, Outcome, PaymentQueues, QueueStops
 from billing.payments.returned_payments import book_returns, returnable_cents
-from billing.stripe_client import StripeAccount
-from billing.stripe_errors import StripeRefused
-from billing.stripe_lookups import our_refund
-from billing.stripe_objects import WentBack
+from billing.stripe.client import StripeAccount
+from billing.stripe.errors import StripeRefused
+from billing.stripe.lookups import our_refund
+from billing.stripe.objects import WentBack
 from core.db import unit_of_work
 
 _BY_HAND: Final = ""

@@ -24,7 +24,7 @@ from billing.payments import outbox
 from billing.payments.alarms import raise_alarm
 from billing.payments.models import PaymentCharge, PaymentOperation, ReceivedPayment, ReturnedPayment
 from billing.payments.operations import Refund, top_up_reference
-from billing.stripe_objects import StripeDispute, StripeRefund, WentBack
+from billing.stripe.objects import StripeDispute, StripeRefund, WentBack
 from core.db import database_now
 from core.errors import Unprocessable
 from core.ids import new_id

@@ -31,8 +31,8 @@ from billing.payments.pages import Pages
 from billing.payments.queue import Claim, LeaseLost, Outcome, PaymentQueues, QueueStops
 from billing.payments.refunding import Refunder
 from billing.payments.settlement import end_charge_of
-from billing.stripe_client import StripeAccount
-from billing.stripe_errors import (
+from billing.stripe.client import StripeAccount
+from billing.stripe.errors import (
     StripeAccessDenied,
     StripeFailure,
     StripeObjectNotFound,

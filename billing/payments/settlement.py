@@ -16,7 +16,7 @@ from billing.payments import dunning
 from billing.payments.alarms import raise_alarm
 from billing.payments.models import PaymentCharge, PaymentOperation, PaymentQueue, ReceivedPayment
 from billing.payments.operations import top_up_reference
-from billing.stripe_objects import StripePage, StripePayment
+from billing.stripe.objects import StripePage, StripePayment
 from core.db import database_now
 from core.money import cents_to_nanos
 

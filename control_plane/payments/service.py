@@ -13,8 +13,8 @@ from billing.payments import event_store, outbox, queries, resuming, standings
 from billing.payments.operations import OpenPortal, OpenSetupPage, OpenTopUpPage
 from billing.payments.settings import WebhookSettings
 from billing.payments.views import PaymentAlarmView, PaymentPageView, PaymentQueueView, StripeEventView
-from billing.stripe_objects import StripeEvent
-from billing.stripe_settings import StripeSettings
+from billing.stripe.objects import StripeEvent
+from billing.stripe.settings import StripeSettings
 from control_plane.audit import service as audit
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.paging import Page, encode_cursor
@@ -53,7 +53,7 @@ class PaymentAccess:
 
     def event_of(self, body: bytes, signature: str | None) -> StripeEvent:
         """The event of a webhook. Raises Conflict where Stripe is not set up, and InvalidRequest."""
-        from billing.stripe_client import event_from_webhook  # late: Stripe's SDK, which few requests need
+        from billing.stripe.client import event_from_webhook  # late: Stripe's SDK, which few requests need
 
         self.require()
         return event_from_webhook(self._stripe, body, signature)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from billing.payments.settings import PaymentSettings
-from billing.stripe_settings import StripeSettings
+from billing.stripe.settings import StripeSettings
 from control_plane import database_roles
 from core import redis_acl, redis_keys
 from core.settings import CorsSettings

@@ -8,7 +8,7 @@ from decimal import Decimal
 import msgspec
 import pytest
 
-from billing import quota_rebuild
+from billing.quotas import rebuild
 from billing.reconciliation.engine_usage import store
 from billing.usage import queries as usage_queries
 from core import redis_keys
@@ -182,9 +182,9 @@ async def test_an_estimates_cached_tokens_stay_cached_and_quotas_count_them_like
             cached_saves=saved_by_cache(exact, grant), event=exact,
         )  # fmt: skip
         assert await quota.settle(ending)
-    assert quota_rebuild.rebuild(stage.engine, stage.redis).corrected == 0
+    assert rebuild.rebuild(stage.engine, stage.redis).corrected == 0
     stage.drain()
     assert (stage.pending, stage.dead_letters()) == (0, [])
-    assert quota_rebuild.rebuild(stage.engine, stage.redis).corrected == 0
+    assert rebuild.rebuild(stage.engine, stage.redis).corrected == 0
     charged = stage.value("SELECT sum(amount_nanos) FROM usage_records")
     assert charged == rate(exact, PRICES).amount_nanos - 100 * (PRICES.input_nanos - PRICES.cached_input_nanos)

@@ -14,7 +14,7 @@ from adapters.settings import StoreSettings
 from billing.notifications.settings import NotificationSettings
 from billing.notifications.signing_secrets import SecretBox
 from billing.payments.settings import WebhookSettings
-from billing.stripe_settings import StripeSettings
+from billing.stripe.settings import StripeSettings
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.settings import ControlSettings, WebSettings

@@ -11,7 +11,7 @@ from billing.limits.terms import TermsPatch
 from billing.payments.models import PaymentCharge, PaymentQueue
 from billing.payments.returned_payments import book_returns
 from billing.payments.settlement import settle
-from billing.stripe_objects import StripePayment, StripeRefund, WentBack
+from billing.stripe.objects import StripePayment, StripeRefund, WentBack
 from control_plane.database_roles import BILLING
 from core import db
 from core.db import unit_of_work

@@ -21,7 +21,7 @@ from billing.payments.operations import Operation
 from billing.payments.queue import PaymentQueues
 from billing.payments.runner import PaymentRunner, Performer
 from billing.payments.settings import PaymentSettings
-from billing.stripe_client import StripeAccount
+from billing.stripe.client import StripeAccount
 from core.db import database_now, unit_of_work
 from core.ids import new_id
 from core.money import NANOS_PER_CENT
@@ -33,7 +33,7 @@ PUBLIC_URL = "https://api.example.com"
 
 
 class PaymentStage:
-    """``since`` is when the stage began by Stripe's clock: events before it are another test's."""
+    """``since`` is when the stage began: events before it are another test's, which shared the simulator."""
 
     def __init__(self, engine: sa.Engine, simulator: RunningSimulator, **changes: Any) -> None:
         self.engine = engine
@@ -49,6 +49,8 @@ class PaymentStage:
         self.events = EventHandler(engine, self.account, self.settings, self.clock)
         self.dunning = DunningRounds(engine, self.settings, self.clock)
         self.seen: set[str] = set()
+        with unit_of_work(engine) as session:
+            self.since = database_now(session) - timedelta(seconds=1)  # Stripe's times are whole seconds
 
     def clock(self, session: Session) -> datetime:
         return database_now(session) + self.offset
@@ -99,8 +101,7 @@ class PaymentStage:
         """Store and handle what Stripe has recorded, as a list would."""
         with unit_of_work(self.engine) as session:
             now = database_now(session)
-        day = timedelta(days=1)
-        listed = self.account.events_since(now - day, now + day, types=event_store.HANDLED_TYPES)
+        listed = self.account.events_since(self.since, now + timedelta(days=1), types=event_store.HANDLED_TYPES)
         new = [event for event in listed if event.id not in self.seen]
         self.seen |= {event.id for event in new}
         with unit_of_work(self.engine) as session:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from billing.payments.dunning import next_attempt
-from billing.stripe_errors import StripeCardDeclined
+from billing.stripe.errors import StripeCardDeclined
 from core.db import unit_of_work
 from tests.integration.billing.payments.conftest import PUBLIC_URL
 

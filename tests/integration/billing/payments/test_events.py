@@ -7,7 +7,7 @@ import pytest
 
 from billing.payments import event_handling, event_store, resuming
 from billing.payments.operations import ChargeTopUp, OpenSetupPage, OpenTopUpPage
-from billing.stripe_objects import StripeEvent
+from billing.stripe.objects import StripeEvent
 from core.db import database_now, unit_of_work
 from core.ids import new_id
 

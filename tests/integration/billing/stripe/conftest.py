@@ -10,9 +10,9 @@ import pytest
 import stripe
 from pydantic import SecretStr
 
-from billing.stripe_client import StripeAccount
-from billing.stripe_objects import StripePayment
-from billing.stripe_settings import StripeSettings
+from billing.stripe.client import StripeAccount
+from billing.stripe.objects import StripePayment
+from billing.stripe.settings import StripeSettings
 from tests.fixtures.stripe_simulator import TEST_KEY, RunningSimulator, running_simulator, shapes_checked
 
 LIVE_KEY = "TENORA_STRIPE_LIVE_TEST_KEY"  # of Stripe's test mode

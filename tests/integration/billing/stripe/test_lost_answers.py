@@ -6,8 +6,8 @@ Against the simulator only: Stripe does not fail on demand.
 import pytest
 import stripe
 
-from billing.stripe_client import StripeAccount
-from billing.stripe_errors import StripeCardDeclined, StripeLookupInconclusive, StripeUnavailable
+from billing.stripe.client import StripeAccount
+from billing.stripe.errors import StripeCardDeclined, StripeLookupInconclusive, StripeUnavailable
 from tenora.stack.program import free_port
 from tests.fixtures.stripe_simulator import RunningSimulator, running_simulator
 from tests.integration.billing.stripe.conftest import StripeStage, settings_of

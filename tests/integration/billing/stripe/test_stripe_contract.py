@@ -5,15 +5,15 @@ import time
 import pytest
 import stripe
 
-from billing.stripe_errors import (
+from billing.stripe.errors import (
     StripeAccessDenied,
     StripeCardDeclined,
     StripeKeyConflict,
     StripeObjectNotFound,
     StripeRefused,
 )
-from billing.stripe_lookups import our_refund
-from billing.stripe_objects import MINIMUM_CHARGE_CENTS
+from billing.stripe.lookups import our_refund
+from billing.stripe.objects import MINIMUM_CHARGE_CENTS
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.timeout(120)

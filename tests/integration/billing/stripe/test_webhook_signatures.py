@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import SecretStr
 
-from billing.stripe_client import event_from_webhook
-from billing.stripe_objects import StripeEvent
-from billing.stripe_settings import StripeSettings
+from billing.stripe.client import event_from_webhook
+from billing.stripe.objects import StripeEvent
+from billing.stripe.settings import StripeSettings
 from core.errors import InvalidRequest
 from tenora.stripe_simulator.webhooks import signature_header
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from billing.payments.settings import WebhookSettings
-from billing.stripe_settings import StripeSettings
+from billing.stripe.settings import StripeSettings
 from control_plane.settings import WebSettings
 from tests.fixtures.control_plane.api import Api, control_settings
 from tests.fixtures.stripe_simulator import RunningSimulator, running_simulator

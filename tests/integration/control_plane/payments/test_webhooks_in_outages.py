@@ -8,7 +8,7 @@ from alembic import command
 from pydantic import SecretStr
 
 from billing.payments.settings import WebhookSettings
-from billing.stripe_settings import StripeSettings
+from billing.stripe.settings import StripeSettings
 from control_plane import database_roles
 from control_plane.settings import WebSettings
 from core import db

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from billing.stripe_client import StripeAccount
-from billing.stripe_settings import StripeSettings
+from billing.stripe.client import StripeAccount
+from billing.stripe.settings import StripeSettings
 from tenora.settings import StackSettings
 from tenora.stack import daemon, status
 from tenora.stack.definition import STRIPE_SIMULATOR, Stack

@@ -6,7 +6,7 @@ from pydantic import SecretStr
 
 from billing.payments.background import Payments
 from billing.payments.settings import PaymentSettings
-from billing.stripe_settings import StripeSettings
+from billing.stripe.settings import StripeSettings
 from core.errors import InvalidSettings
 from core.loops import DatabaseChanges
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from billing.stripe_client import StripeAccount
-from billing.stripe_settings import StripeSettings
+from billing.stripe.client import StripeAccount
+from billing.stripe.settings import StripeSettings
 from core.errors import InvalidSettings
 
 SIMULATOR = "http://127.0.0.1:8090"

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from billing import quota_rebuild
-from billing.quota_drift import QuotaDrift
+from billing.quotas import rebuild
+from billing.quotas.drift import QuotaDrift
 from billing.stream import read_backlog
 from core import clock, redis_keys
 from core.contracts.grants import TenantGrant
@@ -180,13 +180,13 @@ class RebuildMachine(RuleBasedStateMachine):
             if request.charged is not None and request.charged.estimated and not self.has(request.request_id):
                 request.charged = None  # no living process knows it
         if late:
-            quota_rebuild.rebuild(self.stage.engine, self.stage.redis)
+            rebuild.rebuild(self.stage.engine, self.stage.redis)
         if expired:
             self.leases_run_out()
         for request in self.gateway.kept.values():
             self.run(self.quota.settle(request.final))
         if not late:
-            quota_rebuild.rebuild(self.stage.engine, self.stage.redis)
+            rebuild.rebuild(self.stage.engine, self.stage.redis)
         self.leases_run_out()  # requests restored with the copy
         for request in self.gateway.running.values():
             taken = granted(request.tenant_id, prices=PRICES).taken(input_tokens=PROMPT, output_tokens=MOST, pages=8)
@@ -205,7 +205,7 @@ class RebuildMachine(RuleBasedStateMachine):
         drift = QuotaDrift(self.stage.engine, self.stage.redis, every_s=0, tenants_max=10)
         drift.record_active(self.grants)
         drift.run_once(read_backlog(self.stage.redis))
-        assert quota_rebuild.drift(self.stage.engine, self.stage.redis, list(self.grants)) == {}
+        assert rebuild.drift(self.stage.engine, self.stage.redis, list(self.grants)) == {}
         for tenant_id, grant in self.grants.items():
             charged = [each.charged for each in self.all if each.tenant_id == tenant_id and each.charged is not None]
             tokens = sum(used.input_tokens + used.output_tokens for used in (used_by(each, grant) for each in charged))

@@ -1,6 +1,6 @@
 """The settings of the connection to Stripe or to the Stripe simulator, read from ``TENORA_STRIPE_…``.
 
-The connection itself is in ``billing.stripe_client``.
+The connection itself is in ``billing.stripe.client``.
 """
 
 import re

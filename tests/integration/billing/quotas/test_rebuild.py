@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import redis
 
-from billing import quota_rebuild
+from billing.quotas import rebuild
 from core import redis_keys
 from core.contracts.grants import KeyGrant, KeyLimits, TenantGrant
 from core.errors import NotFound, Unavailable
@@ -99,11 +99,11 @@ def test_a_rebuild_restores_the_counted_usage(stage, platform):
     before = platform.counts()
     assert all(min(counts) > 0 for counts in before.values())
     platform.lose()
-    rebuilt = quota_rebuild.rebuild(stage.engine, stage.redis)
+    rebuilt = rebuild.rebuild(stage.engine, stage.redis)
     assert platform.counts() == before
     assert rebuilt == (2, 2, 4)
     stage.drain()
-    assert quota_rebuild.rebuild(stage.engine, stage.redis).corrected == 0
+    assert rebuild.rebuild(stage.engine, stage.redis).corrected == 0
 
 
 def test_dead_lettered_usage_is_counted(stage, platform):
@@ -115,7 +115,7 @@ def test_dead_lettered_usage_is_counted(stage, platform):
     stage.redis.xdel(redis_keys.USAGE_STREAM, entry.id)
     before = platform.counts()
     platform.lose()
-    quota_rebuild.rebuild(stage.engine, stage.redis)
+    rebuild.rebuild(stage.engine, stage.redis)
     assert platform.counts() == before
 
 
@@ -123,7 +123,7 @@ def test_usage_of_earlier_months_counts_as_spending_but_not_for_this_month(stage
     tenant_id = platform.tenant()
     platform.publish()
     stage.bill(stage.event(tenant_id, settled_at_ms=stage.ago_ms(days=40)))
-    quota_rebuild.rebuild(stage.engine, stage.redis)
+    rebuild.rebuild(stage.engine, stage.redis)
     tokens, month_nanos, nanos = platform.counts()[redis_keys.tenant_quota(tenant_id)]
     assert (tokens, month_nanos) == (0, 0)
     assert nanos == stage.value("SELECT sum(amount_nanos) FROM usage_records") > 0
@@ -155,7 +155,7 @@ def test_a_rebuild_is_exact_while_gateways_settle_and_billing_records(stage, pla
             return pipe
 
     with Interrupted(connection_pool=stage.redis.connection_pool) as looking:
-        quota_rebuild.rebuild(stage.engine, looking)
+        rebuild.rebuild(stage.engine, looking)
     billing.join()
     recorded = stage.rows("SELECT sum(input_tokens + output_tokens) AS t, sum(amount_nanos) AS n FROM usage_records")
     assert platform.counts()[redis_keys.tenant_quota(tenant_id)] == [
@@ -192,7 +192,7 @@ def test_two_concurrent_rebuilds_add_missing_usage_once(stage, platform):
             return pipe
 
     with Together(connection_pool=stage.redis.connection_pool) as looking:
-        both = [threading.Thread(target=quota_rebuild.rebuild, args=(stage.engine, looking)) for _ in range(2)]
+        both = [threading.Thread(target=rebuild.rebuild, args=(stage.engine, looking)) for _ in range(2)]
         for one in both:
             one.start()
         for one in both:
@@ -202,11 +202,11 @@ def test_two_concurrent_rebuilds_add_missing_usage_once(stage, platform):
 
 def test_without_a_snapshot_or_for_an_unknown_tenant_nothing_is_changed(stage, platform):
     with pytest.raises(Unavailable, match="control_plane publish"):
-        quota_rebuild.rebuild(stage.engine, stage.redis)
+        rebuild.rebuild(stage.engine, stage.redis)
     platform.tenant()
     platform.publish()
     with pytest.raises(NotFound):
-        quota_rebuild.rebuild(stage.engine, stage.redis, new_id("tn"))
+        rebuild.rebuild(stage.engine, stage.redis, new_id("tn"))
 
 
 def test_the_worker_repairs_a_redis_that_lost_everything(stage, platform, postgres_settings, redis_settings, tmp_path):
@@ -240,7 +240,7 @@ def test_a_worker_started_after_redis_lost_everything_repairs_it(
 
 
 def test_an_empty_ledger_leaves_nothing_to_rebuild(stage):
-    assert not quota_rebuild.is_due(stage.engine, stage.redis)
+    assert not rebuild.is_due(stage.engine, stage.redis)
     assert stage.redis.exists(redis_keys.QUOTAS_REBUILT)
 
 

@@ -9,7 +9,7 @@
      ├─ StripeAccessDenied       502  the key is wrong or may not do this: an operator has to act
      └─ StripeLookupInconclusive 502  a lost answer could not be found for certain: alarm, send nothing
 
-``billing.stripe_client`` raises them, by ``failure_of``; no other module sees an error of the SDK.
+``billing.stripe.client`` raises them, by ``failure_of``; no other module sees an error of the SDK.
 """
 
 from collections.abc import Mapping

@@ -2,15 +2,16 @@
 
 import pytest
 
-from billing import metrics, quota_drift, quota_rebuild
-from billing.quota_drift import QuotaDrift
+from billing import metrics
+from billing.quotas import rebuild
+from billing.quotas.drift import QuotaDrift
 from billing.stream import read_backlog
 from billing.usage import amendments
 from core import redis_keys
 from core.db import unit_of_work
 from tests.conftest import wait_until
 from tests.fixtures.billing_worker import environment, worker
-from tests.integration.billing.test_quota_rebuild import COUNTS, Platform
+from tests.integration.billing.quotas.test_rebuild import COUNTS, Platform
 
 
 @pytest.fixture
@@ -27,10 +28,10 @@ def test_correct_counts_show_no_drift_whatever_billing_has_recorded(stage, platf
     first, second = platform.tenant(), platform.tenant(count_cached_tokens=False)
     platform.publish()
     platform.serve(first, second, second, cached_tokens=30)
-    assert quota_rebuild.drift(stage.engine, stage.redis, [first, second]) == {}
+    assert rebuild.drift(stage.engine, stage.redis, [first, second]) == {}
     stage.drain()
     platform.serve(first, second, output_tokens=1)
-    assert quota_rebuild.drift(stage.engine, stage.redis, [first, second, "tn_nobody"]) == {}
+    assert rebuild.drift(stage.engine, stage.redis, [first, second, "tn_nobody"]) == {}
 
 
 def test_drift_is_shown_and_corrected_a_few_tenants_at_a_time(stage, platform, drift):
@@ -125,7 +126,7 @@ def test_a_stream_too_long_to_read_each_round_is_skipped_even_if_fully_recorded(
     platform.serve(*[tenant_id] * 3)
     stage.drain()  # the stream is not trimmed
     stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "month_used", 70)
-    monkeypatch.setattr(quota_drift, "_EVENTS_MAX", 2)
+    monkeypatch.setattr("billing.quotas.drift._EVENTS_MAX", 2)
     drift.record_active([tenant_id])
     drift.run_once(read_backlog(stage.redis))
     assert stage.redis.hget(redis_keys.tenant_quota(tenant_id), "month_used") == b"430"
@@ -156,8 +157,8 @@ def test_a_redis_restored_from_an_old_copy_is_rebuilt_although_its_mark_is_there
     platform.serve(*[tenant_id] * 2)
     stage.drain()
     stage.stream.trim()
-    quota_rebuild.rebuild(stage.engine, stage.redis)
-    assert not quota_rebuild.is_due(stage.engine, stage.redis)
+    rebuild.rebuild(stage.engine, stage.redis)
+    assert not rebuild.is_due(stage.engine, stage.redis)
     before = platform.counts()
     stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "spent_nanos", -5)
     stage.redis.set(redis_keys.QUOTAS_REBUILT, "the run before")

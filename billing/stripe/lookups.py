@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from billing.stripe_errors import StripeLookupInconclusive
-from billing.stripe_objects import StripeRefund, WentBack, our_id_of
+from billing.stripe.errors import StripeLookupInconclusive
+from billing.stripe.objects import StripeRefund, WentBack, our_id_of
 
 _Given = TypeVar("_Given")
 _Value = TypeVar("_Value")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from billing.stripe_errors import (
+from billing.stripe.errors import (
     StripeAccessDenied,
     StripeCardDeclined,
     StripeKeyConflict,

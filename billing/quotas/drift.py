@@ -1,5 +1,5 @@
 """Compares quotas with the ledger for recently active tenants and repairs differences. This module decides when and for
-which tenants; ``quota_rebuild`` compares and repairs. A worker begins with all tenants of the month, because the one
+which tenants; ``rebuild`` compares and repairs. A worker begins with all tenants of the month, because the one
 before may have died with tenants that it had yet to compare.
 
 A difference has a cause: usage that was amended, a settlement that no quota counted, or one that was counted twice
@@ -16,9 +16,10 @@ import redis as redis_client
 import sqlalchemy as sa
 import structlog
 
-from billing import metrics, quota_rebuild
+from billing import metrics
 from billing.metering import OUTAGES
-from billing.quota_rebuild import Drift
+from billing.quotas import rebuild
+from billing.quotas.rebuild import Drift
 from billing.stream import StreamBacklog
 from billing.usage.amendments import tenants_amended_since
 from core.db import LATE_COMMITS, database_now, unit_of_work
@@ -39,7 +40,7 @@ class QuotaDrift:
         *,
         every_s: int,
         tenants_max: int,
-        price_age_max: timedelta = quota_rebuild.PRICE_AGE_MAX,
+        price_age_max: timedelta = rebuild.PRICE_AGE_MAX,
     ) -> None:
         self._engine = engine
         self._redis = redis
@@ -72,7 +73,7 @@ class QuotaDrift:
             for tenant_id, _ in remaining:
                 del self._tenants[tenant_id]
             ids = [tenant_id for tenant_id, _ in remaining]
-            found = quota_rebuild.drift(self._engine, self._redis, ids, price_age_max=self._price_age_max)
+            found = rebuild.drift(self._engine, self._redis, ids, price_age_max=self._price_age_max)
             metrics.QUOTA_DRIFT_TOKENS.set(sum(abs(one.tokens) for one in found.values()))
             remaining = deque((tenant_id, amended) for tenant_id, amended in remaining if tenant_id in found)
             while remaining:
@@ -91,12 +92,12 @@ class QuotaDrift:
             now = database_now(session)
             amended = tenants_amended_since(session, (self._looked_at or now) - LATE_COMMITS)
             if self._looked_at is None:
-                self.record_active(quota_rebuild.tenants_of_month(session))
+                self.record_active(rebuild.tenants_of_month(session))
         self._tenants.update(dict.fromkeys(amended, True))
         self._looked_at = now
 
     def _mend(self, tenant_id: str, beside: Drift, *, amended: bool) -> None:
-        rebuilt = quota_rebuild.rebuild(self._engine, self._redis, tenant_id, price_age_max=self._price_age_max)
+        rebuilt = rebuild.rebuild(self._engine, self._redis, tenant_id, price_age_max=self._price_age_max)
         if rebuilt.corrected and not amended:
             metrics.QUOTA_DRIFTS.inc()
             _log.error("quota corrected from the ledger", tenant_id=tenant_id, **beside._asdict())

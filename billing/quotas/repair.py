@@ -1,5 +1,5 @@
 """Decides when quotas are rebuilt automatically: some seconds after Redis was found empty, restarted, or without the
-mark that a rebuild leaves. ``quota_rebuild`` does the work.
+mark that a rebuild leaves. ``rebuild`` does the work.
 
 Until then months begin with what gateways have counted since; nothing that was charged before is lost.
 """
@@ -12,8 +12,9 @@ import redis as redis_client
 import sqlalchemy as sa
 import structlog
 
-from billing import metrics, quota_rebuild
+from billing import metrics
 from billing.metering import OUTAGES
+from billing.quotas import rebuild
 from core.errors import AppError
 
 _PAUSE_S_MAX: Final = 60
@@ -30,7 +31,7 @@ class QuotaRepair:
         redis: redis_client.Redis,
         *,
         delay_s: int,
-        price_age_max: timedelta = quota_rebuild.PRICE_AGE_MAX,
+        price_age_max: timedelta = rebuild.PRICE_AGE_MAX,
     ) -> None:
         self._engine = engine
         self._redis = redis
@@ -52,12 +53,12 @@ class QuotaRepair:
 
     def run_once(self) -> None:
         """Rebuild when it is time. Never raises for transient failures."""
-        if not self._wanted and quota_rebuild.is_due(self._engine, self._redis):
+        if not self._wanted and rebuild.is_due(self._engine, self._redis):
             self.redis_was_empty()
         if not self._wanted or time.monotonic() < self._due:
             return
         try:
-            rebuilt = quota_rebuild.rebuild(self._engine, self._redis, price_age_max=self._price_age_max)
+            rebuilt = rebuild.rebuild(self._engine, self._redis, price_age_max=self._price_age_max)
         except (AppError, *OUTAGES) as error:
             self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
             self._due = time.monotonic() + self._pause_s

@@ -1,7 +1,7 @@
 """The connection to Stripe: the only module that imports its SDK. Each method is one call, with billing's idempotency
 key for each POST and without the SDK's retries. Order, retries and what follows from an answer belong to the callers.
 
-Fails closed: each error of the SDK becomes one of ``billing.stripe_errors``; an unknown outcome is never a success.
+Fails closed: each error of the SDK becomes one of ``billing.stripe.errors``; an unknown outcome is never a success.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,9 +12,9 @@ from typing import Final, TypeVar
 import stripe
 from stripe import params as given
 
-from billing.stripe_errors import failure_of
-from billing.stripe_lookups import at_most, created_between, in_parts, with_our_id
-from billing.stripe_objects import (
+from billing.stripe.errors import failure_of
+from billing.stripe.lookups import at_most, created_between, in_parts, with_our_id
+from billing.stripe.objects import (
     OUR_ID,
     StripeCard,
     StripeCustomer,
@@ -26,7 +26,7 @@ from billing.stripe_objects import (
     WentBack,
     reference,
 )
-from billing.stripe_settings import StripeSettings
+from billing.stripe.settings import StripeSettings
 from core.errors import InvalidRequest
 
 _PAGE: Final = 100
