@@ -91,7 +91,8 @@ class DiskCacheMachine(RuleBasedStateMachine):
             weights.write_bytes(weights.read_bytes()[:-1])
         elif how == "flip":
             content = bytearray(weights.read_bytes() or b"x")
-            content[len(content) // 2] ^= 1
+            middle = len(content) // 2
+            content[middle] = (content[middle] + 1) % 256  # a second one does not undo the first
             weights.write_bytes(content)
         else:
             weights.unlink()
