@@ -1,4 +1,4 @@
-"""What is asked of tenants: what is due of their invoices when an attempt begins, and credit."""
+"""A charge covers the amount that is due of the tenant's invoices when the attempt begins, or credit."""
 
 import re
 
