@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psycopg
 import pytest
 import redis as redis_client
 import sqlalchemy as sa
@@ -29,8 +28,8 @@ from core.settings import PostgresSettings, RedisSettings, S3Settings
 from tenora.stack import embedded_servers
 from tenora.stack.program import Program, free_port
 from tests.fixtures import examples  # noqa: F401 (registers the profiles)
+from tests.fixtures.databases import RecycledDatabase, create_database, temporary_database
 from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS
-from tests.fixtures.recycled_database import RecycledDatabase
 from tests.fixtures.server_data import server_data_folder
 
 _HAS_GPU = Path("/proc/driver/nvidia/version").exists()
@@ -292,21 +291,6 @@ def alembic_config(settings: PostgresSettings) -> Config:
     config = Config(Path(__file__).parent.parent / "migrations" / "alembic.ini")
     config.attributes["settings"] = settings
     return config
-
-
-def create_database(server_url: str, name: str, template: str = "template0") -> PostgresSettings:
-    with psycopg.connect(server_url.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
-    return PostgresSettings(postgres_dsn=server_url.rsplit("/", 1)[0] + f"/{name}")
-
-
-@contextmanager
-def temporary_database(server_url: str, template: str) -> Iterator[PostgresSettings]:
-    """A copy of the database ``template``, dropped at the end."""
-    name = f"test_{secrets.token_hex(6)}"
-    yield create_database(server_url, name, template)
-    with psycopg.connect(server_url.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture(scope="session")

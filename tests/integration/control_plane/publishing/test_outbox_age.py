@@ -8,7 +8,7 @@ from control_plane.publishing.outbox_age import outbox_age_s
 from core import db
 from core.settings import PostgresSettings
 from tests.fixtures.control_plane.api import running_api
-from tests.fixtures.recycled_database import KEPT_CONNECTIONS
+from tests.fixtures.databases import KEPT_CONNECTIONS
 
 
 def test_the_age_is_that_of_the_oldest_change_that_no_worker_has_published(engine, settings):
