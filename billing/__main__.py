@@ -1,6 +1,6 @@
 """``python -m billing``: the worker, repair commands for dead letters and for quotas that Redis lost, commands that
 verify all invoices and reconcile, one for a rotation of the notifications' key, and two of cost attribution. What they
-do is in ``billing.worker``, ``billing.stream``, ``billing.quotas.rebuild``, ``billing.invoices.verification``,
+do is in ``billing.worker``, ``billing.usage.stream``, ``billing.quotas.rebuild``, ``billing.invoices.verification``,
 ``billing.reconciliation``, ``billing.notifications.reseal`` and ``billing.costs``.
 """
 
@@ -25,7 +25,7 @@ with quick_imports():
     from billing.reconciliation import runs
     from billing.reconciliation.engine_usage import store_reports
     from billing.settings import BillingSettings
-    from billing.stream import UsageStream
+    from billing.usage.stream import UsageStream
     from core import db
     from core.audit_rows import record_operator_action
     from core.errors import AppError, InvalidSettings

@@ -19,17 +19,17 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from billing import metrics
-from billing.charges.adjustment_runner import AdjustmentRunner
 from billing.costs.background import CostAttribution
 from billing.costs.settings import CostSettings
-from billing.invoices.closing import close_tenant
-from billing.invoices.schedule import PeriodSchedule
+from billing.invoicing.closing import close_tenant
+from billing.invoicing.schedule import PeriodSchedule
 from billing.limits.limit_alerts import LimitAlerts
 from billing.limits.spending_runner import SpendingRunner
-from billing.metering import OUTAGES, Meter
 from billing.notifications import delivery
 from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
 from billing.payments.settings import PaymentSettings
+from billing.payments.top_ups import buy_if_due
+from billing.quotas.adjustment_runner import AdjustmentRunner
 from billing.quotas.drift import QuotaDrift
 from billing.quotas.repair import QuotaRepair
 from billing.reconciliation.engine_counts import EngineCountKeeper
@@ -38,9 +38,10 @@ from billing.reconciliation.runs import ReconciliationSchedule, run_limits
 from billing.resources.metering import ResourceMeters
 from billing.resources.settings import ResourceSettings
 from billing.settings import BillingSettings
-from billing.stream import StreamEntry, UsageStream, read_backlog
 from billing.stripe.settings import StripeSettings
+from billing.usage.metering import OUTAGES, Meter
 from billing.usage.partitions import add_partitions
+from billing.usage.stream import StreamEntry, UsageStream, read_backlog
 from core import db, telemetry
 from core.loops import DatabaseChanges, Loop, LoopThreads
 from core.settings import PostgresSettings, RedisSettings, TelemetrySettings, check_settings
@@ -280,9 +281,9 @@ def _jobs(
         every=timedelta(seconds=settings.billing_reconcile_s),
         full_every=timedelta(seconds=settings.billing_reconcile_full_s),
     )
-    buys_credit = StripeSettings().stripe_api_key is not None
+    buy_credit = None if StripeSettings().stripe_api_key is None else partial(buy_if_due, engine)
     invoice_now = partial(close_tenant, engine, kind="threshold")
-    spending = SpendingRunner(engine, meter.watch(), invoice_now=invoice_now, buys_credit=buys_credit)
+    spending = SpendingRunner(engine, meter.watch(), invoice_now=invoice_now, buy_credit=buy_credit)
     return [
         Loop("quotas", compare_quotas, 1),
         Loop("adjustments", adjustments.run_once, _PAUSE_MS / 1000, _IDLE_S),

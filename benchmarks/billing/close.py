@@ -9,7 +9,7 @@ from multiprocessing.queues import SimpleQueue
 import click
 import sqlalchemy as sa
 
-from billing.invoices import closing
+from billing.invoicing import closing
 from core import db
 from core.settings import PostgresSettings
 

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from benchmarks.billing.progress import Progress
 from benchmarks.load import quantile
-from billing.metering import Meter
 from billing.settings import BillingSettings
-from billing.stream import UsageStream
+from billing.usage.metering import Meter
+from billing.usage.stream import UsageStream
 from billing.worker import connect_redis
 from core import clock, redis_keys
 from core.contracts.usage import UsageEvent

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from benchmarks.billing.seed import PRICES, WIDE_RECORDS
 from benchmarks.load import quantile
+from billing.charges import what_if
 from billing.prices import price_book
 from billing.prices.card import PriceCard
-from billing.simulation import what_if
 from billing.usage import queries
 from control_plane.usage import organization
 from control_plane.usage.organization import ReportRequest

@@ -13,10 +13,10 @@ from sqlmodel import Session, col, select
 
 from billing import ledger
 from billing.charges.models import UsageAdjustment
-from billing.periods import Period
 from core import clock
 from core.db import among, database_now
 from core.ids import first_id_of_ms, new_id
+from core.periods import Period
 from core.spend_windows import WindowBounds
 
 _CLOCKS_APART: Final = timedelta(hours=1)

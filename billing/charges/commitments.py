@@ -13,8 +13,8 @@ import msgspec
 from billing.charges.lines import DraftInvoiceLine, amount_line
 from billing.charges.proration import Stretch, TenantTerms, prorated
 from billing.charges.state import PeriodState
-from billing.periods import Period
 from billing.subscriptions.calendar import BillingCalendar
+from core.periods import Period
 
 
 class TrueUp(NamedTuple):

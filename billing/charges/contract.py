@@ -8,19 +8,18 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from billing.charges.discounting import DiscountTerms
 from billing.charges.models import StoredPeriodState
 from billing.charges.proration import TenantTerms
 from billing.charges.resource_charge import ResourceTotal
 from billing.charges.state import PeriodState
 from billing.charges.statement import PeriodUse
 from billing.charges.totals import read_totals
-from billing.periods import Period
 from billing.prices import price_book
+from billing.prices.price_book import PriceView
 from billing.subscriptions.calendar import CalendarHistory
-from billing.subscriptions.discounts import read_discounts
+from billing.subscriptions.discounts import DiscountTerms, read_discounts
 from billing.subscriptions.terms import calendars_of
-from billing.views import PriceView
+from core.periods import Period
 
 # An hour costs what is in force at its start, and belongs to the period in which it was counted. That may be after the
 # tenant has left: its last hours are metered after its final invoice.

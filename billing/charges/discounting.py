@@ -15,27 +15,11 @@ import msgspec
 
 from billing.charges.lines import DraftInvoiceLine, amount_line
 from billing.charges.state import DiscountUse
-from billing.periods import Period
+from billing.subscriptions.discounts import DiscountScope, DiscountTerms
 from core.money import format_usd
+from core.periods import Period
 
 _HUNDREDTHS: Final = 10_000  # of a percent, in all
-
-
-DiscountScope = Literal["usage", "fees", "all"]
-
-
-class DiscountTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """A discount of a tenant, in percent or as an amount. ``ends`` is its expiry, or when it was ended before."""
-
-    id: str
-    name: str
-    percent_hundredths: int | None = None
-    amount_nanos: int | None = None
-    duration: Literal["once", "periods", "forever"]
-    periods: int | None = None
-    begins: datetime
-    ends: datetime | None = None
-    scope: DiscountScope = "all"
 
 
 class Charges(NamedTuple):

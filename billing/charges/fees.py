@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from datetime import datetime
 from itertools import groupby
 
-from billing.charges.lines import DraftInvoiceLine, amount_line
+from billing.charges.lines import DraftInvoiceLine, LineKind, amount_line
 from billing.charges.proration import Stretch, TenantTerms, share
-from billing.periods import Period
 from billing.prices.card import PriceCard
-from billing.views import LineKind, PriceView
+from billing.prices.price_book import PriceView
+from core.periods import Period
 
 
 def fee_lines(terms: TenantTerms, billed: Period) -> Iterator[DraftInvoiceLine]:

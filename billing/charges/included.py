@@ -14,9 +14,9 @@ import msgspec
 from billing.charges.lines import UsageTotal
 from billing.charges.proration import Stretch, TenantTerms, prorated
 from billing.charges.state import Pool
-from billing.periods import Period
 from billing.prices.card import PRICE_OF, IncludedUsage, TieredQuantity
-from billing.views import PriceView
+from billing.prices.price_book import PriceView
+from core.periods import Period
 
 _MS: Final = 1_000
 

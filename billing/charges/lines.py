@@ -4,22 +4,43 @@ A line is ``quantity`` units at ``unit_price_nanos`` each. A quantity of zero ma
 what was used. Money is rounded once, on the total of all lines; each line then gets whole cents of that total.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from billing.periods import Period
-from billing.prices.card import FULL_PERMILLE, PRICE_OF
-from billing.views import LineKind, LineUnit, UsageLineKind
+from billing.prices.card import FULL_PERMILLE, PRICE_OF, ResourceLineKind
 from core.contracts.grants import Prices, ServiceTier
 from core.money import at_factor, distribute_cents
+from core.periods import Period
+
+UsageLineKind = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
+LineKind = (
+    UsageLineKind | ResourceLineKind | Literal["base_fee", "proration", "discount", "coupon", "commitment", "carried"]
+)
+LINE_KINDS_IN_WORDS: Final[Mapping[LineKind, str]] = {
+    "uncached_input_tokens": "Prompt tokens",
+    "cached_input_tokens": "Cached prompt tokens",
+    "output_tokens": "Generated tokens",
+    "kv_page_seconds": "KV page-seconds",
+    "adapter_storage": "Adapter storage",
+    "pinned_slots": "Pinned slots",
+    "cold_loads": "Cold loads",
+    "base_fee": "Base fee",
+    "proration": "Proration",
+    "discount": "Discount",
+    "coupon": "Coupon",
+    "commitment": "Commitment",
+    "carried": "Carried over",
+}
+"""What a line is called on every document and at Stripe."""
+LineUnit = Literal["token", "page_second", "package", "gb_hour", "slot_hour", "load", "amount"]
 
 
 class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
-    """An invoice line before it has an id and, until ``with_cents``, its cents: see ``billing.views.InvoiceLineView``.
+    """An invoice line before it has an id and, until ``with_cents``, its cents: see ``InvoiceLineView``.
 
     A discount, a coupon, a proration or what is carried over may have a negative amount; nothing else may.
     """

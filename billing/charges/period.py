@@ -14,8 +14,8 @@ from billing.charges.lines import DraftInvoiceLine, merged
 from billing.charges.models import StoredPeriodState
 from billing.charges.state import PeriodState
 from billing.charges.statement import PeriodUse, state_charges
-from billing.periods import Period
 from billing.subscriptions.billed_until import billed_until_of
+from core.periods import Period
 
 
 def period_lines(session: Session, tenant_id: str, period: Period, *, closing: bool) -> list[DraftInvoiceLine]:

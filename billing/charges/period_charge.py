@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from billing.charges.included import Taken
-from billing.charges.lines import DraftInvoiceLine, UsageTotal, amount_line, in_units
+from billing.charges.lines import DraftInvoiceLine, LineUnit, UsageTotal, amount_line, in_units
 from billing.charges.state import TierUse
 from billing.prices.card import FULL_PERMILLE, PRICE_OF, TieredPrice, TieredQuantity
-from billing.views import LineUnit, PriceView
+from billing.prices.price_book import PriceView
 from core.money import at_factor
 
 _MS: Final = 1_000

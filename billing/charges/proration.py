@@ -9,10 +9,9 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from billing.periods import Period
-from billing.prices.price_book import PriceSpan
+from billing.prices.price_book import PriceSpan, PriceView
 from billing.subscriptions.calendar import CalendarHistory
-from billing.views import PriceView
+from core.periods import Period
 
 _SECOND: Final = timedelta(seconds=1)
 

@@ -10,9 +10,9 @@ from datetime import datetime
 from decimal import ROUND_UP, Decimal, localcontext
 from typing import Final, NamedTuple
 
-from billing.charges.lines import DraftInvoiceLine
+from billing.charges.lines import DraftInvoiceLine, LineUnit
 from billing.prices.card import RESOURCE_KINDS, ResourceLineKind
-from billing.views import LineUnit, PriceView
+from billing.prices.price_book import PriceView
 
 
 class _Measure(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from billing.charges.commitments import true_up
-from billing.charges.discounting import Charges, DiscountTerms, discount
+from billing.charges.discounting import Charges, discount
 from billing.charges.fees import fee_lines
 from billing.charges.included import take_included
 from billing.charges.lines import DraftInvoiceLine, UsageTotal, amount_line
@@ -19,8 +19,9 @@ from billing.charges.period_charge import charge
 from billing.charges.proration import TenantTerms
 from billing.charges.resource_charge import ResourceTotal, resource_charge
 from billing.charges.state import PeriodState
-from billing.periods import Period
-from billing.views import PriceView
+from billing.prices.price_book import PriceView
+from billing.subscriptions.discounts import DiscountTerms
+from core.periods import Period
 
 _FROM_BEFORE: Final = "Credit from the invoice before"
 

@@ -10,12 +10,12 @@ import sqlalchemy as sa
 from sqlmodel import Session, select
 
 from billing.charges.lines import UsageTotal
-from billing.periods import Period
 from billing.prices import price_book
 from billing.prices.models import PlanAssignment
+from billing.prices.price_book import PriceView
 from billing.usage.models import UsageRecord
 from billing.usage.sums import NOT_LATE, hour_of
-from billing.views import PriceView
+from core.periods import Period
 
 _HOUR: Final = timedelta(hours=1)
 

@@ -19,9 +19,9 @@ from sqlalchemy import RowMapping
 from sqlmodel import Session
 
 from billing.costs.rates import MS_PER_HOUR
-from billing.periods import month_start
 from core import clock
 from core.money import NANOS_PER_DOLLAR
+from core.periods import month_start
 
 METHOD: Final = "tenora-step-time"
 """docs/COSTS.md describes it."""

@@ -11,10 +11,10 @@ from sqlmodel import Session, col, select
 from billing.costs.break_even import OutsidePrice
 from billing.costs.models import CostHour, OutsidePriceRow, PoolRateRow
 from billing.costs.rates import MS_PER_HOUR, PoolRate
-from billing.periods import aware
 from core import clock, fields
 from core.db import database_now
 from core.errors import Conflict
+from core.periods import aware
 
 
 class DatedRate(msgspec.Struct, frozen=True, kw_only=True):

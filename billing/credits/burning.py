@@ -19,9 +19,8 @@ from billing.credits.lots import lapse
 from billing.credits.models import CreditEntry, CreditLot
 from billing.credits.open_usage import read_slices
 from billing.credits.views import CreditUse
-from billing.invoices.models import Invoice, InvoiceLine
-from billing.periods import Period
 from core.money import NANOS_PER_CENT, cents_to_nanos
+from core.periods import Period
 
 
 class CreditPlan:
@@ -62,12 +61,11 @@ def apply_promotional(
     period: Period,
     lines: Sequence[ChargedLine],
     *,
-    invoice_id: str | None = None,
+    invoice_id: str,
 ) -> list[CreditUse]:
     """Let promotional lots pay what they cover of the lines of a period, and post it: debit credits_promotional,
-    credit usage_unbilled. Returns what each lot paid; together it is at most the sum of the lines.
-
-    Pass the ``invoice_id``: the entries then name the invoice, and ``apply_paid`` knows which charges are paid.
+    credit usage_unbilled. Returns what each lot paid; together it is at most the sum of the lines. The entries name the
+    invoice, so ``apply_paid`` knows which charges are paid.
     """
     states = open_lots(session, tenant_id)
     uses = _promotional(session, [state.burnable for state in states], tenant_id, period, lines)
@@ -78,23 +76,19 @@ def apply_promotional(
 def apply_paid(
     session: Session,
     tenant_id: str,
+    period: Period,
+    lines: Sequence[ChargedLine],
+    *,
     invoice_id: str,
     due_cents: int,
-    *,
-    period: Period | None = None,
-    lines: Sequence[ChargedLine] | None = None,
 ) -> int:
     """Let paid lots pay what they cover of the amount due, after tax, and post it: debit credits_paid, credit
     receivable. Returns the whole cents that were paid; the caller records them on the invoice and posts nothing.
-
-    Without ``period`` and ``lines``, the invoice and its lines must be in the transaction.
     """
     states = [state for state in open_lots(session, tenant_id) if state.lot.kind == "paid"]
     if not states or due_cents <= 0:
         return 0
     promotional = _used_by(session, tenant_id, invoice_id)
-    period = period or _period_of(session, invoice_id)
-    lines = _lines_of(session, invoice_id) if lines is None else lines
     paid = [state.burnable for state in states]
     uses = _paid(session, paid, promotional, tenant_id, period, lines, due_cents)
     _post(session, states, uses, invoice_id)
@@ -155,7 +149,7 @@ def _paid(
     return without_rest(burn(paid, due).uses, NANOS_PER_CENT)
 
 
-def _post(session: Session, states: Sequence[LotState], uses: Sequence[CreditUse], invoice_id: str | None) -> None:
+def _post(session: Session, states: Sequence[LotState], uses: Sequence[CreditUse], invoice_id: str) -> None:
     """Write the burns. What a lot had lost at its expiry comes back first, if usage of before it needs it."""
     of_lot = {state.lot.id: state for state in states}
     for use in sorted(uses, key=lambda each: each.lot_id):
@@ -178,12 +172,3 @@ def _used_by(session: Session, tenant_id: str, invoice_id: str) -> list[Burnable
         )
     )
     return [burnable(lot, -amount) for lot, amount in session.exec(statement)]
-
-
-def _period_of(session: Session, invoice_id: str) -> Period:
-    invoice = session.exec(select(Invoice).where(Invoice.id == invoice_id)).one()
-    return Period(invoice.period_start, invoice.period_end)
-
-
-def _lines_of(session: Session, invoice_id: str) -> list[InvoiceLine]:
-    return list(session.exec(select(InvoiceLine).where(InvoiceLine.invoice_id == invoice_id)))

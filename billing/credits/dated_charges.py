@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from billing.credits.burn_order import DatedCharge
-from billing.periods import Period
+from core.periods import Period
 
 _USAGE: Final = frozenset({"uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"})
 _MOMENT: Final = timedelta(microseconds=1)

@@ -14,13 +14,13 @@ from billing.credits.balance import OpenCredit, read_open_credit
 from billing.credits.lot_entries import LotState, list_lots, move, open_lots, read_lot
 from billing.credits.models import CreditEntry, CreditLot
 from billing.credits.views import CreditEntryView, CreditKind, LotView
-from billing.periods import aware
 from billing.settings import CREDIT_LOTS_OPEN_MAX, CREDIT_NANOS_MAX
 from billing.subscriptions.billed_until import hold_subscriptions
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, Unprocessable
 from core.ids import new_id
 from core.money import NANOS_PER_CENT, cents_to_nanos, format_usd
+from core.periods import aware
 
 DEFAULT_PRIORITY: Final = 50
 PRIORITY_MAX: Final = 100

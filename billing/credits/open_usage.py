@@ -11,9 +11,9 @@ from sqlmodel import Session, col, select
 
 from billing.charges.models import UsageAdjustment
 from billing.credits.dated_charges import Adjusted, UsageSlice
-from billing.periods import EPOCH, Period
 from billing.subscriptions.models import Subscription
 from billing.usage.sums import NOT_LATE, hour_of
+from core.periods import EPOCH, Period
 
 END_OF_TIME: Final = datetime(9999, 12, 31, tzinfo=UTC)
 

@@ -15,11 +15,12 @@ from sqlmodel import Session
 from billing.documents.invoice_lines import lines_beside
 from billing.documents.line_cover import USAGE_KINDS, cover_of, included_before, quantity_of
 from billing.documents.line_records import HOUR, NANOS_OF, HourOfLine, LineRecords, RequestPosition
-from billing.periods import Period
+from billing.invoices.views import InvoiceLineView, InvoiceView
 from billing.prices import price_book
-from billing.views import InvoiceLineView, InvoiceView, PriceView
+from billing.prices.price_book import PriceView
 from core import fields
 from core.fields import about
+from core.periods import Period
 from core.rating import Charge, rate
 
 _SHOWN: Final = (

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from billing.documents.csv_lines import Cell, csv_line, dollars
-from billing.views import InvoiceLineView, InvoiceView
+from billing.invoices.views import InvoiceLineView, InvoiceView
 
 _COLUMNS: Final = (
     "invoice", "period_start", "period_end", "line", "line_id", "kind", "base_model", "rank_class", "adapter_id",

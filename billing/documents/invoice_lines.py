@@ -10,8 +10,8 @@ from sqlmodel import Session, col, select
 from billing.documents.line_cover import INCLUDED
 from billing.invoices.models import InvoiceLine, InvoiceTaxLine
 from billing.invoices.queries import line_view
+from billing.invoices.views import InvoiceLineView
 from billing.tax.calculation import line_shares
-from billing.views import InvoiceLineView
 from core.db import unit_of_work
 
 _READ: Final = 500

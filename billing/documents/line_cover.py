@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
+from billing.invoices.views import InvoiceLineView
 from billing.prices.card import PRICE_OF, PriceCard, TieredQuantity
-from billing.views import InvoiceLineView
 
 USAGE_KINDS: Final = tuple(PRICE_OF)
 """Kinds of lines that are made of requests."""

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.documents.line_cover import PoolOwner, models_with_own_tiers, quantity_of
-from billing.periods import Period
+from billing.invoices.views import InvoiceLineView
 from billing.prices.card import PRICE_OF, PriceCard, TieredQuantity
 from billing.usage.sums import NOT_LATE, hour_of
-from billing.views import InvoiceLineView
+from core.periods import Period
 
 HOUR: Final = timedelta(hours=1)
 NANOS_OF: Final[dict[TieredQuantity, str]] = {

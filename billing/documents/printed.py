@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
-from billing.invoices.views import CreditNoteView, InvoiceDocument
+from billing.charges.lines import LINE_KINDS_IN_WORDS
+from billing.invoices.views import CreditNoteView, InvoiceDocument, InvoiceLineView
 from billing.tax.calculation import TaxLine
 from billing.tax.parties import Buyer, Seller
-from billing.views import LINE_KINDS_IN_WORDS, InvoiceLineView
 from core.money import NANOS_PER_CENT, format_usd, round_to_cents
 
 _PAID_AT_ONCE: Final = {"credits": "Paid from prepaid credits", "balance": "Paid from the balance"}

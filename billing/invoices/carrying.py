@@ -16,10 +16,10 @@ from sqlmodel import Session, col, select
 
 from billing.charges.lines import DraftInvoiceLine, amount_line
 from billing.invoices.models import CarriedPeriod, Invoice, InvoiceLine
-from billing.periods import Period
 from billing.subscriptions.billed_until import billed_until_of
 from core.db import database_now
 from core.money import NANOS_PER_CENT, cents_to_nanos, round_to_cents
+from core.periods import Period
 
 
 class Waiting(NamedTuple):

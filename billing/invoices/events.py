@@ -9,9 +9,8 @@ from sqlmodel import Session, col, select
 
 from billing.invoices.event_models import InvoiceEvent
 from billing.invoices.models import Invoice
-from billing.invoices.statuses import EventChange, InvoiceState, PaymentSource, after
+from billing.invoices.statuses import EventChange, InvoiceState, InvoiceStatus, PaymentSource, after
 from billing.locks import serialize_decision
-from billing.views import InvoiceStatus
 from core.errors import NotFound
 
 

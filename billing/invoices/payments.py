@@ -8,15 +8,14 @@ import structlog
 from sqlmodel import Session, select
 
 from billing import ledger, metrics
-from billing.invoices import settlement
 from billing.invoices.event_models import InvoiceEvent
 from billing.invoices.events import append, lock_invoice
 from billing.invoices.models import Invoice
 from billing.invoices.queries import read_invoice
 from billing.invoices.statuses import EventChange, InvoiceState
+from billing.invoices.views import InvoiceView
 from billing.ledger import AccountRef, Leg, Posting
 from billing.locks import serialize_decision
-from billing.views import InvoiceView
 from core.errors import Conflict, InvalidRequest
 from core.ids import new_id
 from core.money import cents_to_nanos
@@ -38,8 +37,7 @@ def record_payment(
 ) -> InvoiceView:
     """Pay an invoice, once for each ``reference`` of its source. Returns the invoice after it.
 
-    A payment of a written-off invoice recovers it. A surplus goes to the tenant's balance, with a warning. What is paid
-    in another way than by Stripe is not collected there any longer.
+    A payment of a written-off invoice recovers it. A surplus goes to the tenant's balance, with a warning.
     Raises NotFound for the invoice, InvalidRequest for an amount that is not positive, and Conflict for a reference
     that named another payment.
     """
@@ -73,8 +71,6 @@ def record_payment(
         surplus_cents=surplus_cents,
         actor=actor,
     )
-    if source != "stripe" and applied_cents:
-        settlement.stop_collecting(session, invoice_id)
     return read_invoice(session, invoice_id)
 
 

@@ -1,4 +1,4 @@
-"""Reads invoices. ``billing.invoices.closing`` writes them once; what they became since is read from their events."""
+"""Reads invoices. ``billing.invoicing.closing`` writes them once; what they became since is read from their events."""
 
 from decimal import Decimal
 from typing import Any, cast
@@ -8,25 +8,26 @@ import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
+from billing.charges.lines import LineKind, LineUnit
 from billing.invoices.credit_note_queries import notes_of
 from billing.invoices.documents import printed_number
 from billing.invoices.event_models import InvoiceEvent
 from billing.invoices.events import state_of
 from billing.invoices.models import Document, Invoice, InvoiceCredit, InvoiceLine, InvoiceTaxLine
-from billing.invoices.statuses import EventKind, InvoiceState, PaymentSource
-from billing.invoices.views import AppliedCredit, InvoiceDocument, InvoiceEventView, PaymentView
+from billing.invoices.statuses import EventKind, InvoiceState, InvoiceStatus, PaymentSource
+from billing.invoices.views import (
+    AppliedCredit,
+    InvoiceDetail,
+    InvoiceDocument,
+    InvoiceEventView,
+    InvoiceKind,
+    InvoiceLineView,
+    InvoiceView,
+    PaymentView,
+)
 from billing.settings import INVOICES_PAGE_MAX
 from billing.tax.calculation import TaxLine, line_shares
 from billing.tax.parties import Buyer, Seller
-from billing.views import (
-    InvoiceDetail,
-    InvoiceKind,
-    InvoiceLineView,
-    InvoiceStatus,
-    InvoiceView,
-    LineKind,
-    LineUnit,
-)
 from core.contracts.grants import ServiceTier
 from core.errors import NotFound
 

@@ -10,8 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from billing.views import InvoiceStatus
-
+InvoiceStatus = Literal["finalized", "open", "paid", "void", "uncollectible"]
 EventKind = Literal["finalized", "open", "payment", "credit_note", "void", "uncollectible", "recovered"]
 PaymentSource = Literal["stripe", "manual", "credits", "balance"]
 

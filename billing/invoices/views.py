@@ -1,18 +1,97 @@
-"""The values that show one document whole: an invoice with its parts and what happened to it, and credit notes."""
+"""The values that show invoices and credit notes to other packages: alone, with lines, and whole as documents."""
 
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Annotated, Literal
 
 import msgspec
 
-from billing.invoices.statuses import EventKind, PaymentSource
+from billing.charges.lines import LineKind, LineUnit
+from billing.invoices.statuses import EventKind, InvoiceStatus, PaymentSource
 from billing.tax.calculation import TaxLine
 from billing.tax.parties import Buyer, Seller
-from billing.views import InvoiceLineView, InvoiceView
 from core import fields
+from core.contracts.grants import ServiceTier
 from core.fields import about
 
+InvoiceKind = Literal["period", "threshold", "final", "supplementary"]
 CreditDestination = Literal["refund", "balance", "amount_due"]
+
+
+class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
+    """An invoice without its lines. ``amount_nanos`` is the exact sum of the lines; ``net_cents`` is charged for it
+    after promotional credits, and ``total_cents`` is that and the tax. ``kind`` says why it was made: a period has
+    ended, the tenant reached its threshold, left, or used something that was recorded after its last invoice.
+    """
+
+    id: Annotated[str, fields.ID]
+    number: Annotated[str, fields.NUMBER_WITHOUT_GAPS]
+    tenant_id: Annotated[str, fields.TENANT_ID]
+    kind: Annotated[InvoiceKind, about("Why it was made: period, threshold, final or supplementary.")]
+    period_start: Annotated[datetime, fields.START]
+    period_end: Annotated[datetime, fields.END]
+    status: Annotated[InvoiceStatus, about("open, paid, void or uncollectible.")]
+    currency: Annotated[str, fields.CURRENCY]
+    amount_nanos: Annotated[int, fields.AMOUNT_NANOS]
+    net_cents: Annotated[int, fields.NET_CENTS]
+    tax_cents: Annotated[int, fields.TAX_CENTS]
+    total_cents: Annotated[int, fields.TOTAL_CENTS]
+    paid_cents: Annotated[int, about("Cents of the total that are paid.")]
+    credited_cents: Annotated[int, about("Cents of the total that credit notes have taken back.")]
+    amount_due_cents: Annotated[int, about("Cents still due; of an uncollectible invoice, cents written off.")]
+    due_on: Annotated[date | None, about("Last day to pay, in UTC; null on invoices from before there were terms.")]
+    created_at: Annotated[datetime, fields.CREATED_AT]
+
+
+class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
+    """``quantity`` units at ``unit_price_nanos`` each are ``amount_nanos``; page-seconds are cut below one nanodollar
+    in each request. ``amount_cents`` is the line's share of the invoice's total. A line of a tier is of all adapters
+    together, and has no ``base_model`` if it is of all models. Of flex usage, ``unit_price_nanos`` is what the batch
+    factor leaves of ``list_price_nanos``.
+
+    Lines of the unit ``amount`` are no usage and have no model: fees, prorations, discounts, commitments, what is
+    carried over, and usage of an earlier period that cost less than a cent, or whose invoice was voided.
+    """
+
+    id: Annotated[str, fields.ID]
+    kind: Annotated[LineKind, fields.LINE_KIND]
+    base_model: Annotated[str | None, fields.BASE_MODEL]
+    rank_class: Annotated[int | None, about("Rank class whose price it is; null for the price of all.")]
+    adapter_id: Annotated[str | None, fields.ADAPTER_ID]
+    adapter_name: Annotated[str | None, about("Name of the adapter when the invoice was made.")]
+    price_version_id: Annotated[str | None, about("Id of the price version; null without one, as for discounts.")]
+    late_for: Annotated[
+        datetime | None, about("Start of the month in which late usage settled; null for usage of the period itself.")
+    ]
+    unit: Annotated[LineUnit, about("What one unit is: token, page_second or package.")]
+    quantity: Annotated[Decimal, fields.QUANTITY]
+    unit_price_nanos: Annotated[int, fields.UNIT_PRICE_NANOS]
+    amount_nanos: Annotated[int, fields.AMOUNT_NANOS]
+    amount_cents: Annotated[int, fields.AMOUNT_CENTS]
+    request_count: Annotated[int | None, about("Requests with any of it.")]
+    tier: Annotated[int | None, about("Number of the price tier, from 1; null where the price has none.")]
+    used_units: Annotated[Decimal | None, about("Units used, where quantity counts packages.")]
+    description: Annotated[str | None, about("What the line is, where its kind does not say; null otherwise.")] = None
+    source_id: Annotated[str | None, about("Id of the discount or coupon; null for other lines.")] = None
+    covers_from: Annotated[datetime | None, about("Start of the time that a fee is for; null for usage.")] = None
+    covers_until: Annotated[datetime | None, about("End of the time that a fee is for, exclusive; null for usage.")] = (
+        None
+    )
+    tax_cents: Annotated[int, fields.TAX_CENTS] = 0
+    service_tier: Annotated[ServiceTier | None, fields.SERVICE_TIER] = None
+    list_price_nanos: Annotated[
+        int | None, about("Price of a unit before the batch factor, in nanodollars; null without a batch discount.")
+    ] = None
+    batch_discount_nanos: Annotated[
+        int, about("What the batch factor takes off the line's list price, in nanodollars; 0 without one.")
+    ] = 0
+
+
+class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """An invoice with its lines, by model and price, in print order."""
+
+    invoice: InvoiceView
+    lines: tuple[InvoiceLineView, ...]
 
 
 class AppliedCredit(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,20 +24,20 @@ from billing.each_tenant import each_tenant
 from billing.limits import spend_limits
 from billing.limits.spend_limits import spent_in
 from billing.limits.views import SpendLimitView
-from billing.metering import ActiveTenants
 from billing.notifications import outbox, thresholds
 from billing.notifications.event_types import SPEND_THRESHOLD
 from billing.notifications.models import Notification
 from billing.notifications.thresholds import Alert
-from billing.periods import Period, month_start
 from billing.prices import price_book
 from billing.subscriptions.billed_until import billed_until_of
 from billing.subscriptions.terms import calendar_of
+from billing.usage.metering import ActiveTenants
 from billing.usage.models import UsageMonth
 from core import redis_keys
 from core.contracts.grants import TenantGrant
 from core.db import LATE_COMMITS, database_now, unit_of_work
 from core.loops import AFTER_PAUSE, Seconds
+from core.periods import Period, month_start
 from core.spend_windows import WindowBounds, window_at
 
 _TENANT: Final = msgspec.json.Decoder(TenantGrant)

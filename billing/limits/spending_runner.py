@@ -16,15 +16,10 @@ from billing import metrics
 from billing.credits import lots
 from billing.credits.models import CreditLot
 from billing.each_tenant import each_tenant
-from billing.limits import ceilings, top_ups
-from billing.limits.ceilings import ComputedCeiling
+from billing.limits import ceilings
 from billing.limits.models import SpendCeiling
 from billing.limits.terms import top_up_of
-from billing.limits.views import AutoTopUp
-from billing.metering import ActiveTenants
-from billing.notifications.outbox import notify
-from billing.periods import month_start
-from billing.subscriptions.billed_until import hold_subscriptions
+from billing.usage.metering import ActiveTenants
 from core.db import LATE_COMMITS, database_now, unit_of_work
 from core.loops import AFTER_PAUSE, Seconds
 
@@ -52,7 +47,8 @@ WHERE c.balance_nanos <= t.top_up_floor_nanos
 class SpendingRunner:
     """One worker's look at the tenants that have a ceiling or expired credit.
 
-    ``invoice_now`` closes a tenant's open period at an instant. Credit is bought only with ``buys_credit``.
+    ``invoice_now`` closes a tenant's open period at an instant. ``buy_credit`` buys credit for a tenant if that is due;
+    without it, none is bought.
     Tenants that want credit bought and whose balance is low are looked at after ``top_ups_every`` too.
     """
 
@@ -62,13 +58,13 @@ class SpendingRunner:
         active: ActiveTenants,
         *,
         invoice_now: Callable[[str, datetime], object],
-        buys_credit: bool = False,
+        buy_credit: Callable[[str], None] | None = None,
         top_ups_every: timedelta = TOP_UPS_EVERY,
     ) -> None:
         self._engine = engine
         self._active = active
         self._invoice_now = invoice_now
-        self._buys_credit = buys_credit
+        self._buy_credit = buy_credit
         self._top_ups_every = top_ups_every
         self._waiting: set[str] = set()
         self._expiring: set[str] = set()
@@ -112,7 +108,7 @@ class SpendingRunner:
 
     def _low(self, session: Session, now: datetime) -> set[str]:
         """Tenants for which credit may have to be bought, once in each interval."""
-        if not self._buys_credit or (self._low_at is not None and now < self._low_at + self._top_ups_every):
+        if self._buy_credit is None or (self._low_at is not None and now < self._low_at + self._top_ups_every):
             return set()
         self._low_at = now
         return set(session.connection().execute(_LOW).scalars())
@@ -134,26 +130,9 @@ class SpendingRunner:
         threshold = computed.terms.invoice_threshold_nanos
         if threshold is not None and computed.unbilled_nanos >= threshold:
             self._invoice_now(tenant_id, computed.credit.now)
-        self._top_up(tenant_id, computed)
-
-    def _top_up(self, tenant_id: str, computed: ComputedCeiling) -> None:
-        """Buy credit if the tenant has asked for it and it is due. The subscription is held while that is decided, so
-        two workers start one payment.
-        """
-        asked, balance_nanos = top_up_of(computed.terms), computed.usable_nanos
-        if asked is None or not self._buys_credit or balance_nanos > asked.floor_nanos:
-            return
-        with unit_of_work(self._engine) as session:
-            hold_subscriptions(session, [tenant_id])
-            now = ceilings.compute(session, tenant_id)
-            standing = top_ups.read_standing(session, tenant_id)
-            asked = top_up_of(now.terms)
-            if asked is None or now.usable_nanos > asked.floor_nanos:
-                return
-            if top_ups.is_due(asked, standing, balance_nanos=now.usable_nanos, now=now.credit.now):
-                top_ups.start(session, tenant_id, asked.amount_cents)
-            elif top_ups.is_capped(asked, standing) and not standing.in_flight:
-                _tell_of_cap(session, tenant_id, asked, now.credit.now)
+        asked = top_up_of(computed.terms)
+        if self._buy_credit and asked is not None and computed.usable_nanos <= asked.floor_nanos:
+            self._buy_credit(tenant_id)
 
     def _end_gifts(self) -> None:
         """Take promotional credit back from tenants that have left and have their final invoice."""
@@ -172,18 +151,6 @@ class SpendingRunner:
         if due:
             with unit_of_work(self._engine) as session:
                 lots.lapse(session, tenant_id)
-
-
-def _tell_of_cap(session: Session, tenant_id: str, asked: AutoTopUp, now: datetime) -> None:
-    """Tell the tenant, once for a cap in a month, that its cap stops automatic purchases of credit."""
-    month = f"{month_start(now):%Y-%m}"
-    notify(
-        session,
-        tenant_id=tenant_id,
-        event_type="top_up.cap_reached",
-        data={"amount_cents": asked.amount_cents, "cap_cents": asked.month_cents_max, "month": month},
-        dedupe_key=f"top_up.cap_reached:{month}:{asked.month_cents_max}",
-    )
 
 
 def _expired(session: Session, since: datetime | None, until: datetime, active: Collection[str]) -> set[str]:

@@ -17,7 +17,7 @@ from billing.notifications.event_types import (
     CREDIT_LIMIT_THRESHOLD,
     SPEND_THRESHOLD,
 )
-from billing.periods import Period
+from core.periods import Period
 
 PERCENTS: Final = (50, 80, 100)
 FLOORS_MAX: Final = 10

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from billing.payments.settings import DESCRIPTION_LENGTH_MAX, TOP_UP_CENTS_MAX
+from billing.payments.settings import DESCRIPTION_LENGTH_MAX
+from billing.stripe.objects import TOP_UP_CENTS_MAX
 from core.errors import InvalidRequest
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=DESCRIPTION_LENGTH_MAX)]

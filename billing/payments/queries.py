@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.invoices.queries import read_invoice
+from billing.invoices.views import InvoiceView
 from billing.payments.models import (
     DunningCase,
     PaymentAlarm,
@@ -28,7 +29,6 @@ from billing.payments.views import (
     TopUpState,
     TopUpView,
 )
-from billing.views import InvoiceView
 from core.db import database_now
 from core.errors import NotFound
 

@@ -58,7 +58,9 @@ def returnable_cents(session: Session, payment_intent: str) -> tuple[int, int]:
 
 
 def lost_cents(session: Session, payment_intents: Iterable[str]) -> int:
-    """What is bad debt of these payments, because a dispute took it or somebody refunded it at Stripe."""
+    """What is bad debt of these payments, because a dispute took it or somebody refunded it at Stripe. A payment that
+    paid several invoices counts whole for each.
+    """
     total = session.exec(
         select(func.coalesce(func.sum(ReturnedPayment.booked_cents), 0))
         .join(LedgerTransfer, col(LedgerTransfer.id) == ReturnedPayment.transfer_id)

@@ -9,7 +9,6 @@ from core.settings import Fragment
 
 PENDING_PER_TENANT_MAX: Final = 100  # above it a tenant's further pages and top-ups are refused
 DESCRIPTION_LENGTH_MAX: Final = 300  # of one line at Stripe
-TOP_UP_CENTS_MAX: Final = 99_999_999  # Stripe's largest charge in usd
 
 
 class WebhookSettings(Fragment):

@@ -1,4 +1,5 @@
-"""Books what Stripe says about money: each payment intent once, however often and in whatever order it is reported.
+"""Books what Stripe says about money: each payment intent once, however often and in whatever order it is reported. It
+also books what an admin says was paid in another way.
 
 Everything works on objects that were fetched from Stripe just before, never on what an event contained. A payment names
 its charge (``models.PaymentCharge``) by the id in its metadata, which says what the money is for.
@@ -10,6 +11,7 @@ from sqlmodel import Session, col, select
 from billing.credits import lots
 from billing.invoices.payments import record_payment
 from billing.invoices.queries import read_invoice
+from billing.invoices.views import InvoiceView
 from billing.limits import terms
 from billing.notifications.outbox import notify
 from billing.payments import dunning
@@ -55,6 +57,19 @@ def settle(session: Session, payment: StripePayment) -> str | None:
     charge.state, charge.failure = "paid", None
     session.add(charge)
     return None
+
+
+def record_manual_payment(
+    session: Session, *, invoice_id: str, amount_cents: int, reference: str, actor: str | None = None
+) -> InvoiceView:
+    """Pay an invoice in another way than by Stripe, and end its dunning once nothing is due. Raises as
+    ``record_payment``.
+    """
+    paid = record_payment(
+        session, invoice_id=invoice_id, amount_cents=amount_cents, source="manual", reference=reference, actor=actor
+    )
+    dunning.end_if_settled(session, invoice_id)
+    return paid
 
 
 def end_charge(session: Session, charge_id: str, reason: str, *, needs_owner: bool = False) -> None:

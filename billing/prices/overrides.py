@@ -12,16 +12,16 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.locks import serialize_decision
-from billing.periods import TICK, aware
 from billing.prices import price_book
 from billing.prices.card import PriceCard
 from billing.prices.models import PriceOverride, PriceVersion
-from billing.views import PriceView
+from billing.prices.price_book import PriceView
 from core import fields
 from core.db import among, database_now
 from core.errors import InvalidRequest, NotFound
 from core.fields import about
 from core.ids import new_id
+from core.periods import TICK, aware
 
 
 class OverrideView(msgspec.Struct, frozen=True, kw_only=True):

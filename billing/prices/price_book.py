@@ -14,18 +14,27 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.locks import serialize_decision
-from billing.periods import EPOCH, TICK, aware
 from billing.prices import card as price_card
 from billing.prices.card import PriceCard
 from billing.prices.models import PlanAssignment, PriceOverride, PriceVersion, WithdrawnPriceVersion
-from billing.views import PriceView
 from core import clock
 from core.contracts.usage import UsageEvent
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import new_id
+from core.periods import EPOCH, TICK, aware
 
 _WITHDRAWN_BEFORE: Final = timedelta(seconds=60)
+
+
+class PriceView(msgspec.Struct, frozen=True, kw_only=True):
+    """A price version of a plan. ``effective_from`` of a plan's first version is the epoch."""
+
+    id: str
+    plan_id: str
+    card: PriceCard
+    effective_from: datetime
+    created_at: datetime
 
 
 class EventPrice(NamedTuple):

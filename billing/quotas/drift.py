@@ -17,11 +17,11 @@ import sqlalchemy as sa
 import structlog
 
 from billing import metrics
-from billing.metering import OUTAGES
 from billing.quotas import rebuild
 from billing.quotas.rebuild import Drift
-from billing.stream import StreamBacklog
 from billing.usage.amendments import tenants_amended_since
+from billing.usage.metering import OUTAGES
+from billing.usage.stream import StreamBacklog
 from core.db import LATE_COMMITS, database_now, unit_of_work
 from core.errors import AppError
 

@@ -17,19 +17,19 @@ from sqlmodel import Session, col, select
 
 from billing.limits import spend_limits
 from billing.limits.views import SpendLimitView
-from billing.periods import Period, month_start
-from billing.periods import month as month_period
 from billing.prices import price_book
 from billing.prices.price_book import PriceBook
-from billing.stream import decode_event
 from billing.subscriptions.billed_until import hold_subscriptions
 from billing.usage import recording
 from billing.usage.models import UsageMonth
+from billing.usage.stream import decode_event
 from core import clock, redis_keys
 from core.contracts.grants import KeyGrant, TenantGrant
 from core.contracts.usage import UsageEvent
 from core.db import database_now, unit_of_work
 from core.errors import NotFound, Unavailable
+from core.periods import Period, month_start
+from core.periods import month as month_period
 from core.rating import rate
 
 TENANTS_AT_ONCE_MAX: Final = 200

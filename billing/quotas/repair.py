@@ -13,8 +13,8 @@ import sqlalchemy as sa
 import structlog
 
 from billing import metrics
-from billing.metering import OUTAGES
 from billing.quotas import rebuild
+from billing.usage.metering import OUTAGES
 from core.errors import AppError
 
 _PAUSE_S_MAX: Final = 60

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.reconciliation.engine_counts import read_totals
-from billing.stream import read_backlog
-from billing.views import Reconciliation, TenantReconciliation
+from billing.reconciliation.views import Reconciliation, TenantReconciliation
+from billing.usage.stream import read_backlog
 from core.contracts.usage import CHECKPOINT_TOKENS_MAX, REST
 from core.errors import Unavailable
 from core.money import NANOS_PER_CENT

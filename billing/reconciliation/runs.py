@@ -23,8 +23,8 @@ from billing.reconciliation.differences import Difference
 from billing.reconciliation.engine_check import EngineCheck, changed_hours, check_engines
 from billing.reconciliation.models import ReconciliationDifference, ReconciliationRun
 from billing.reconciliation.stripe import check_stripe
+from billing.reconciliation.views import ReconciliationDifferenceView, ReconciliationRunDetail, ReconciliationRunView
 from billing.settings import BillingSettings
-from billing.views import ReconciliationDifferenceView, ReconciliationRunDetail, ReconciliationRunView
 from core.db import database_now, unit_of_work
 from core.ids import new_id
 

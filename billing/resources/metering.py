@@ -15,7 +15,6 @@ from sqlmodel import Session, col, select
 
 from billing import metrics
 from billing.locks import serialize_decision
-from billing.periods import EPOCH
 from billing.prices.card import ResourceLineKind
 from billing.resources import sources
 from billing.resources.models import MeteredHour, ResourceHour
@@ -23,6 +22,7 @@ from billing.resources.settings import ResourceSettings
 from billing.resources.use import HOUR, ResourceUse
 from billing.subscriptions.billed_until import share_billed_until
 from core.db import database_now, unit_of_work
+from core.periods import EPOCH
 
 _LAST_INSTANT: Final = HOUR - timedelta(microseconds=1)
 

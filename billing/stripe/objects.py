@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 MINIMUM_CHARGE_CENTS: Final = 50  # https://docs.stripe.com/currencies, for usd
+TOP_UP_CENTS_MAX: Final = 99_999_999  # Stripe's largest charge in usd
 OUR_ID: Final = "tenora_id"
 """Key in the metadata of every object that billing creates at Stripe."""
 

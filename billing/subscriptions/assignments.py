@@ -9,10 +9,10 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
 from billing.locks import serialize_decision
-from billing.periods import EPOCH, TICK
 from billing.prices.models import PlanAssignment
 from billing.subscriptions.models import Subscription
 from core.db import database_now
+from core.periods import EPOCH, TICK
 
 
 class PlanChange(NamedTuple):

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from billing.periods import Period
+from core.periods import Period
 
 Interval = Literal["week", "month", "quarter", "year"]
 

@@ -6,17 +6,31 @@ from typing import Annotated, Literal, cast
 import msgspec
 from sqlmodel import Session, col, select
 
-from billing.charges.discounting import DiscountScope, DiscountTerms
 from billing.locks import serialize_decision
-from billing.periods import aware
 from billing.subscriptions.models import Discount, DiscountEnd
 from core import fields
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.fields import about
 from core.ids import new_id
+from core.periods import aware
 
+DiscountScope = Literal["usage", "fees", "all"]
 Duration = Literal["once", "periods", "forever"]
+
+
+class DiscountTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """A discount of a tenant, in percent or as an amount. ``ends`` is its expiry, or when it was ended before."""
+
+    id: str
+    name: str
+    percent_hundredths: int | None = None
+    amount_nanos: int | None = None
+    duration: Literal["once", "periods", "forever"]
+    periods: int | None = None
+    begins: datetime
+    ends: datetime | None = None
+    scope: DiscountScope = "all"
 
 
 class NewDiscount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

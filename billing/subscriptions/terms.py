@@ -10,11 +10,11 @@ from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from billing.locks import serialize_decision
-from billing.periods import EPOCH, YEAR_FIRST, YEAR_LAST
 from billing.subscriptions.calendar import BillingCalendar, CalendarFrom, CalendarHistory, Interval
 from billing.subscriptions.models import TenantCalendar
 from core.db import among, database_now
 from core.errors import InvalidRequest
+from core.periods import EPOCH, YEAR_FIRST, YEAR_LAST
 
 
 def calendar_of(session: Session, tenant_id: str, at: datetime) -> BillingCalendar:

@@ -12,7 +12,6 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlmodel import Session, col, select
 
 from billing.locks import serialize_decision
-from billing.periods import aware
 from billing.tax.calculation import RateInForce, TaxDecision, decide
 from billing.tax.models import TaxRate
 from billing.tax.parties import Country, Parties
@@ -20,6 +19,7 @@ from core import fields
 from core.countries import require_country
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest
+from core.periods import aware
 
 
 class TaxRateView(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from billing import ledger
 from billing.prices import price_book
 from billing.subscriptions.billed_until import lock_billed_until
 from billing.usage.models import UsageAmendment, UsageRecord
-from billing.views import AmendedUsageView, AmendmentView
+from billing.usage.views import AmendedUsageView, AmendmentView
 from core.contracts.usage import REST
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound

@@ -14,16 +14,15 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
-from billing.periods import BUCKET_LENGTH, EPOCH, Period, bucket_start
 from billing.prices import price_book
 from billing.settings import USAGE_RECORDS_MAX, USAGE_ROWS_MAX
 from billing.usage import resolution
 from billing.usage.models import UsageHour
 from billing.usage.resolution import Filters
 from billing.usage.sums import hour_of
-from billing.views import Bucket
 from core.contracts.grants import ServiceTier
 from core.errors import InvalidRequest
+from core.periods import BUCKET_LENGTH, EPOCH, Bucket, Period, bucket_start
 
 Dimension = Literal["model", "project_id", "api_key_id", "service_tier"]
 

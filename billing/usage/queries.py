@@ -13,17 +13,17 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql.elements import Grouping, SQLCoreOperations
 from sqlmodel import Session, col, select
 
-from billing.periods import BUCKET_LENGTH, EPOCH, Period, aware, bucket_count, month, month_start
 from billing.settings import USAGE_BUCKETS_MAX, USAGE_ROWS_MAX
 from billing.usage import resolution
 from billing.usage.models import UsageMonth, UsageNow
 from billing.usage.resolution import Filters
 from billing.usage.sums import hour_of
-from billing.views import Bucket, GroupBy, Service, UsageBucket
+from billing.usage.views import GroupBy, Service, UsageBucket
 from core.contracts.replicas import Tier
 from core.contracts.usage import REST, Outcome
 from core.db import among, database_now
 from core.errors import InvalidRequest
+from core.periods import BUCKET_LENGTH, EPOCH, Bucket, Period, aware, bucket_count, month, month_start
 from core.spend_windows import window_at
 
 

@@ -16,10 +16,10 @@ from sqlmodel import Session, col, select
 from billing import ledger, metrics
 from billing.prices import price_book
 from billing.prices.price_book import EventPrice
-from billing.stream import Refusal
 from billing.subscriptions.billed_until import share_billed_until
 from billing.usage import sums
 from billing.usage.models import UsageRecord
+from billing.usage.stream import Refusal
 from core import clock
 from core.contracts.usage import REST, UsageEvent
 from core.db import database_now

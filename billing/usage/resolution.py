@@ -9,10 +9,9 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlmodel import col
 
-from billing.periods import BUCKET_LENGTH, EPOCH, Period
 from billing.usage.models import UsageDay, UsageHour, UsageNow, UsageRecord
-from billing.views import Bucket
 from core.contracts.usage import REST
+from core.periods import BUCKET_LENGTH, EPOCH, Bucket, Period
 
 Table = type[UsageDay | UsageHour | UsageRecord]
 

@@ -14,12 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlmodel import Session, SQLModel
 
-from billing.periods import EPOCH, bucket_start, month_start
 from billing.usage.models import UsageDay, UsageHour, UsageMonth, UsageReplicaHour
 from core import clock
 from core.contracts.usage import REST
 from core.db import database_now
 from core.ids import ms_of_id
+from core.periods import EPOCH, bucket_start, month_start
 
 Row = Mapping[str, Any]  # the columns of a usage record
 

@@ -9,12 +9,12 @@ from sqlalchemy.sql.elements import SQLCoreOperations
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
-from billing.periods import aware
 from control_plane.api_keys.models import ApiKey
 from control_plane.audit.models import AuditEvent
 from control_plane.audit_trail.schemas import AuditEventView
 from control_plane.paging import Page, page_of
 from core.errors import InvalidRequest
+from core.periods import aware
 
 ADMIN: Final = "admin"
 """What a tenant sees in place of an admin's key."""

@@ -12,7 +12,6 @@ from billing.costs.cost_functions import FittedFunction
 from billing.costs.price_book import DatedOutsidePrice, DatedRate
 from billing.costs.report import CostGrouping, MarginRow, ModelEconomics
 from billing.costs.settings import CostSettings
-from billing.periods import aware
 from billing.tax.profiles import read_seller
 from control_plane.audit import service as audit
 from control_plane.costs.schemas import (
@@ -30,6 +29,7 @@ from control_plane.registry.adapters import service as adapters
 from control_plane.tenants import service as tenants
 from core import clock
 from core.db import unit_of_work
+from core.periods import aware
 
 _ISSUER = "Tenora"  # until the operator has set its own details
 

@@ -9,7 +9,7 @@ from litestar.response import Stream
 from sqlalchemy import Engine
 
 from billing.documents.pdf_maker import PdfFile, PdfMaker
-from billing.views import InvoiceLineView
+from billing.invoices.views import InvoiceLineView
 from control_plane.auth.authenticate import Principal
 from control_plane.documents import service
 from control_plane.documents.schemas import ExplainedRequests, InvoiceExplanation

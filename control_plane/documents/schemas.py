@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 
 from billing.documents.explain import ExplainedRequest
+from billing.invoices.views import InvoiceLineView, InvoiceView
 from billing.prices.card import PriceTier
-from billing.views import InvoiceLineView, InvoiceView
 from core import fields
 from core.fields import about
 

@@ -17,13 +17,14 @@ from billing.documents.invoice_csv import invoice_csv
 from billing.documents.line_cover import USAGE_KINDS
 from billing.documents.line_records import RequestPosition
 from billing.invoices import queries
-from billing.periods import EPOCH
+from billing.invoices.views import InvoiceLineView, InvoiceView
 from billing.prices import price_book
-from billing.views import InvoiceLineView, InvoiceView, PriceView
+from billing.prices.price_book import PriceView
 from control_plane.documents.schemas import ExplainedLine, ExplainedRequests, InvoiceExplanation, PriceOfLine
 from control_plane.paging import Page, decode_cursor, encode_cursor
 from core.db import unit_of_work
 from core.errors import InvalidRequest, NotFound, Unprocessable
+from core.periods import EPOCH
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _REQUEST: Final = re.compile(r"(\d{1,17})\.([A-Za-z0-9_]{1,64})(\.rest)?")

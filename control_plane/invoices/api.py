@@ -8,8 +8,10 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from redis import Redis
 from sqlalchemy import Engine
 
+from billing.invoices.statuses import InvoiceStatus
+from billing.invoices.views import InvoiceView
+from billing.reconciliation.views import Reconciliation
 from billing.settings import InvoiceSettings
-from billing.views import InvoiceStatus, InvoiceView, Reconciliation
 from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.invoices import service

@@ -5,10 +5,9 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
 
-from billing.invoices.views import CreditNoteView
+from billing.invoices.views import CreditNoteView, InvoiceView
 from billing.tax.parties import Buyer, Seller
 from billing.tax.rate_table import TaxRateView
-from billing.views import InvoiceView
 from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.invoices import documents_service as service

@@ -3,12 +3,13 @@
 import msgspec
 from sqlmodel import Session
 
-from billing.invoices import balance, credit_note_queries, credit_notes, endings, payments
-from billing.invoices.views import CreditNoteView
+from billing.invoices import balance, credit_note_queries
+from billing.invoices.views import CreditNoteView, InvoiceView
+from billing.invoicing import credit_notes, endings
+from billing.payments.settlement import record_manual_payment
 from billing.tax import profiles, rate_table
 from billing.tax.parties import Buyer, Seller
 from billing.tax.rate_table import TaxRateView
-from billing.views import InvoiceView
 from control_plane.audit import service as audit
 from control_plane.invoices.schemas import (
     AdminProfileBody,
@@ -33,13 +34,12 @@ def issue_note(session: Session, invoice_id: str, note: NewCreditNote, *, actor:
 
 
 def pay(session: Session, invoice_id: str, payment: NewPayment, *, actor: str) -> InvoiceView:
-    """Record a payment by hand. Raises as ``payments.record_payment``."""
+    """Record a payment by hand. Raises as ``settlement.record_manual_payment``."""
     _audit(session, "invoice.paid", invoice_id, payment, actor=actor)
-    return payments.record_payment(
+    return record_manual_payment(
         session,
         invoice_id=invoice_id,
         amount_cents=payment.amount_cents,
-        source="manual",
         reference=payment.reference,
         actor=actor,
     )

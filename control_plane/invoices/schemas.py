@@ -12,6 +12,8 @@ from billing.invoices.views import (
     CreditNoteView,
     DraftDocument,
     InvoiceEventView,
+    InvoiceLineView,
+    InvoiceView,
     PaymentView,
 )
 from billing.tax.calculation import TaxLine
@@ -27,7 +29,6 @@ from billing.tax.parties import (
     VatId,
 )
 from billing.tax.rate_table import TaxRateView
-from billing.views import InvoiceLineView, InvoiceView
 from control_plane.tenants.schemas import Reason
 from core import fields
 from core.fields import about

@@ -8,11 +8,14 @@ from redis import Redis
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from billing.invoices import closing, queries
-from billing.invoices.drafts import read_drafts
+from billing.invoices import queries
+from billing.invoices.statuses import InvoiceStatus
+from billing.invoices.views import InvoiceView
+from billing.invoicing import closing
+from billing.invoicing.drafts import read_drafts
 from billing.reconciliation import audit as reconciliation
+from billing.reconciliation.views import Reconciliation
 from billing.settings import InvoiceSettings
-from billing.views import InvoiceStatus, InvoiceView, Reconciliation
 from control_plane.audit import service as audit
 from control_plane.invoices.schemas import CloseBody, Closed, Drafts, InvoiceWithLines
 from control_plane.paging import Page, decode_cursor, encode_cursor

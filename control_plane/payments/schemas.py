@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from billing.payments.settings import TOP_UP_CENTS_MAX
+from billing.stripe.objects import TOP_UP_CENTS_MAX
 from core import fields
 from core.fields import about
 

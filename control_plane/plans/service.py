@@ -12,12 +12,11 @@ from sqlalchemy import func
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
-from billing.periods import EPOCH, aware
+from billing.charges import what_if
+from billing.charges.what_if import SimulatedTenant
 from billing.prices import card as price_card
 from billing.prices import price_book
 from billing.prices.card import PriceCard
-from billing.simulation import what_if
-from billing.views import SimulatedTenant
 from control_plane.audit import service as audit
 from control_plane.paging import Page, decode_cursor, encode_cursor, page_of
 from control_plane.plans.models import Plan, PlanVersion
@@ -33,6 +32,7 @@ from control_plane.plans.schemas import (
 from core.contracts.grants import Limits
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
+from core.periods import EPOCH, aware
 
 _NUMBER_MAX: Final = 2**31 - 1  # of a Postgres integer
 _SIMULATED_MAX: Final = 100  # tenants in one answer

@@ -5,7 +5,8 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
 
-from billing.views import AmendedUsageView, ReconciliationRunDetail, ReconciliationRunView
+from billing.reconciliation.views import ReconciliationRunDetail, ReconciliationRunView
+from billing.usage.views import AmendedUsageView
 from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit

@@ -3,9 +3,10 @@
 from sqlmodel import Session
 
 from billing.reconciliation import runs
+from billing.reconciliation.views import ReconciliationRunDetail, ReconciliationRunView
 from billing.usage import amendments
 from billing.usage.amendments import AmendedQuantities
-from billing.views import AmendedUsageView, ReconciliationRunDetail, ReconciliationRunView
+from billing.usage.views import AmendedUsageView
 from control_plane.audit import service as audit
 from control_plane.paging import Page, decode_cursor, encode_cursor
 from control_plane.reconciliation.schemas import AmendBody

@@ -15,7 +15,6 @@ from billing.costs import report
 from billing.limits import spend_limits
 from billing.limits.views import SpendLimitView
 from billing.notifications import endpoints
-from billing.periods import month_start
 from billing.tax import profiles
 from billing.usage import queries
 from billing.usage.queries import MonthUse
@@ -26,6 +25,7 @@ from control_plane.tenants.schemas import ListedTenant, MonthOfTenant, TenantVie
 from core.contracts.grants import Limits
 from core.db import database_now
 from core.errors import InvalidRequest
+from core.periods import month_start
 
 TenantSort = Literal["created", "name", "cost", "near_limit"]
 _PPM: Final = 1_000_000

@@ -10,11 +10,10 @@ from sqlmodel import Session, col, select
 
 from billing.limits import spending
 from billing.limits.spending import PublishedSpending
-from billing.periods import aware
 from billing.prices import overrides
+from billing.prices.price_book import PriceView
 from billing.subscriptions import assignments
 from billing.usage.queries import charged_before_month
-from billing.views import PriceView
 from control_plane.audit import service as audit
 from control_plane.plans import service as plans
 from control_plane.plans.schemas import PlanView
@@ -26,6 +25,7 @@ from control_plane.tenants.schemas import NewTenant, TenantPatch, TenantStatus, 
 from core.contracts.grants import Limits, TenantGrant
 from core.db import among, database_now
 from core.errors import Conflict, InvalidRequest, NotFound
+from core.periods import aware
 
 Status = Literal["active", "suspended"]
 _READ_AT_ONCE: Final = 1000

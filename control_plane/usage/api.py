@@ -9,7 +9,7 @@ from litestar.params import FromPath, QueryParameter
 from redis import Redis
 from sqlalchemy import Engine
 
-from billing.views import Bucket, GroupBy
+from billing.usage.views import GroupBy
 from control_plane.auth.authenticate import Principal
 from control_plane.registry.adapters import service as adapters
 from control_plane.settings import WebSettings
@@ -18,6 +18,7 @@ from control_plane.usage import quota, service
 from control_plane.usage.schemas import QuotaView, UsageView
 from core import clock
 from core.db import unit_of_work
+from core.periods import Bucket
 
 
 class OwnQuota(Controller):

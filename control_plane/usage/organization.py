@@ -13,9 +13,7 @@ import msgspec
 from sqlalchemy import Engine
 
 from billing.documents.csv_lines import csv_line, dollar_text, dollars
-from billing.periods import BUCKET_LENGTH, Period, bucket_start
 from billing.usage.buckets import BucketQuery, Dimension, UsageGroup, UsagePosition, read_page
-from billing.views import Bucket
 from control_plane.usage.organization_schemas import (
     BucketPage,
     CompletionsCosts,
@@ -29,6 +27,7 @@ from control_plane.usage.page_cursor import decode_position, encode_position
 from core import clock
 from core.db import unit_of_work
 from core.errors import InvalidRequest
+from core.periods import BUCKET_LENGTH, Bucket, Period, bucket_start
 
 T = TypeVar("T")
 

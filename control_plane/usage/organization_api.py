@@ -10,7 +10,6 @@ from litestar.params import QueryParameter
 from litestar.response import Stream
 from sqlalchemy import Engine
 
-from billing.views import Bucket
 from control_plane.auth.authenticate import Principal
 from control_plane.settings import WebSettings
 from control_plane.usage import organization, team_usage
@@ -24,6 +23,7 @@ from control_plane.usage.organization_schemas import (
     UsageGrouping,
 )
 from core import clock
+from core.periods import Bucket
 
 _JSON: Final = "application/json"
 _CSV: Final = "text/csv"

@@ -11,10 +11,10 @@ from datetime import datetime
 
 import msgspec
 
-from billing.periods import Period
 from billing.usage.buckets import UsagePosition
 from core import clock
 from core.errors import InvalidRequest
+from core.periods import Period
 
 
 class _Cursor(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from billing.views import Service
+from billing.usage.views import Service
 from core import fields
 from core.contracts.grants import Limits
 from core.fields import about

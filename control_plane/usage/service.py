@@ -7,10 +7,11 @@ from zoneinfo import available_timezones
 from sqlmodel import Session
 
 from billing.usage import queries as usage_queries
-from billing.views import Bucket, GroupBy, UsageBucket
+from billing.usage.views import GroupBy, UsageBucket
 from control_plane.registry.adapters import service as adapters
 from control_plane.usage.schemas import UsageRow, UsageView
 from core.errors import InvalidRequest
+from core.periods import Bucket
 
 _FIRST_YEAR: Final = 2000
 _LAST_YEAR: Final = 9000

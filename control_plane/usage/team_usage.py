@@ -8,13 +8,13 @@ import msgspec
 from sqlalchemy import Engine
 
 from billing.documents.csv_lines import dollar_text
-from billing.periods import Period
 from billing.usage.buckets import BucketQuery, UsageGroup, UsagePosition, read_page
 from control_plane.registry.adapters import service as adapters
 from control_plane.usage.organization_schemas import TeamUsageDay, TeamUsageRow, TeamUsageSums
 from control_plane.usage.page_cursor import decode_position, encode_position
 from core.db import unit_of_work
 from core.errors import InvalidRequest, NotFound
+from core.periods import Period
 
 _FIRST_YEAR: Final = 2000
 _LAST_YEAR: Final = 9000

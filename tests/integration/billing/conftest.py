@@ -8,15 +8,16 @@ import pytest
 import redis as redis_client
 import sqlalchemy as sa
 
-from billing.invoices import closing, queries
+from billing.invoices import queries
+from billing.invoicing import closing
 from billing.ledger import AccountRef, balance_nanos
-from billing.metering import Meter
 from billing.prices import price_book
 from billing.prices.card import PriceCard
 from billing.reconciliation import audit
 from billing.settings import BillingSettings
-from billing.stream import ReclaimedPage, UsageStream
 from billing.subscriptions import assignments
+from billing.usage.metering import Meter
+from billing.usage.stream import ReclaimedPage, UsageStream
 from billing.worker import connect_redis
 from core import clock, redis_keys
 from core.contracts.grants import Prices

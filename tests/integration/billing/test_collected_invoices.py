@@ -4,9 +4,9 @@ ledger says the same as Stripe.
 
 import pytest
 
-from billing.invoices import credit_notes, endings
-from billing.invoices.payments import record_payment
+from billing.invoicing import credit_notes, endings
 from billing.payments.operations import ChargeTopUp
+from billing.payments.settlement import record_manual_payment
 from core.db import unit_of_work
 from core.errors import Conflict
 from core.ids import new_id
@@ -81,7 +81,7 @@ def test_an_invoice_that_is_settled_while_stripe_is_down_suspends_no_tenant_and_
     with unit_of_work(stage.engine) as session:  # no operation runs from here on
         match how:
             case "transfer":
-                record_payment(session, invoice_id=invoice.id, amount_cents=600, source="manual", reference="17")
+                record_manual_payment(session, invoice_id=invoice.id, amount_cents=600, reference="17")
             case "note":
                 credit_notes.issue_credit_note(
                     session, invoice_id=invoice.id, to="amount_due", reason="Outage", amount_cents=600
@@ -98,7 +98,7 @@ def test_an_invoice_that_is_paid_in_part_by_hand_stays_in_dunning(collected):
     tenant, invoice = collected.invoice(card=None)
     payments.work()
     with unit_of_work(stage.engine) as session:
-        record_payment(session, invoice_id=invoice.id, amount_cents=500, source="manual", reference="transfer 17")
+        record_manual_payment(session, invoice_id=invoice.id, amount_cents=500, reference="transfer 17")
     payments.pass_days(14)
     payments.dunning.run_once()
     assert payments.standing(tenant) == "suspended"

@@ -4,7 +4,7 @@ is paid twice or lost.
 
 import pytest
 
-from billing.invoices import endings
+from billing.invoicing import endings
 from billing.payments.operations import CollectInvoice
 from core.db import unit_of_work
 from core.money import cents_to_nanos

@@ -10,18 +10,18 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from billing.invoices import queries as invoice_queries
-from billing.periods import EPOCH
 from billing.prices import price_book
 from billing.prices.card import PriceCard
 from billing.reconciliation import audit
 from billing.subscriptions import assignments
 from billing.usage import queries as usage_queries
-from billing.views import Service
+from billing.usage.views import Service
 from core import redis_keys
 from core.contracts.grants import Prices
 from core.contracts.replicas import EngineCounters
 from core.db import unit_of_work
 from core.errors import Conflict, InvalidRequest, Unavailable
+from core.periods import EPOCH
 from core.rating import rate
 from tests.fixtures.examples import examples
 

@@ -24,9 +24,9 @@ from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS
 DIES_BEFORE_ACKNOWLEDGING = """
 import os, signal, sys
 import redis
-from billing.metering import Meter
+from billing.usage.metering import Meter
 from billing.settings import BillingSettings
-from billing.stream import UsageStream
+from billing.usage.stream import UsageStream
 from core.db import connect
 from core.settings import PostgresSettings, RedisSettings
 

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from billing.metering import Meter
 from billing.settings import BillingSettings
-from billing.stream import UsageStream
+from billing.usage.metering import Meter
+from billing.usage.stream import UsageStream
 from control_plane.dollars import with_dollars
 from core import clock, redis_keys
 from core.contracts.replicas import ReplicaStatus

@@ -11,9 +11,9 @@ import pytest
 from pydantic import SecretStr
 from redis import Redis
 
-from billing.metering import Meter
 from billing.settings import BillingSettings
-from billing.stream import UsageStream
+from billing.usage.metering import Meter
+from billing.usage.stream import UsageStream
 from control_plane.settings import WebSettings
 from core import clock, db, redis_keys
 from core.contracts.usage import UsageEvent

@@ -7,23 +7,23 @@ import msgspec
 import pytest
 
 from billing import ledger
-from billing.charges.adjustment_runner import AdjustmentRunner
+from billing.charges.what_if import simulate
 from billing.credits import lots
-from billing.invoices import closing
-from billing.invoices.schedule import PeriodSchedule
+from billing.invoicing import closing
+from billing.invoicing.schedule import PeriodSchedule
 from billing.ledger import AccountRef
-from billing.metering import ActiveTenants
-from billing.periods import Period
 from billing.prices import overrides
 from billing.prices.card import IncludedUsage, PriceCard, PriceTier, TieredPrice
-from billing.simulation.what_if import simulate
+from billing.quotas.adjustment_runner import AdjustmentRunner
 from billing.subscriptions import assignments, discounts, terms
 from billing.subscriptions.billed_until import billed_until_of
 from billing.subscriptions.calendar import BillingCalendar
 from billing.subscriptions.discounts import NewDiscount
+from billing.usage.metering import ActiveTenants
 from core import clock
 from core.contracts.grants import Prices
 from core.db import unit_of_work
+from core.periods import Period
 from tests.integration.billing.conftest import PRICES
 
 CARD = PriceCard.of_all_models(PRICES)

@@ -10,8 +10,7 @@ import pytest
 from billing.costs import report
 from billing.costs.revenue import ACCOUNT
 from billing.costs.settings import CostSettings
-from billing.invoices import credit_notes, endings
-from billing.periods import bucket_start
+from billing.invoicing import credit_notes, endings
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.subscriptions import discounts
 from billing.subscriptions.discounts import NewDiscount
@@ -19,6 +18,7 @@ from billing.usage import amendments
 from billing.usage.amendments import AmendedQuantities
 from core.contracts.grants import Prices
 from core.db import unit_of_work
+from core.periods import bucket_start
 from tests.fixtures.wallet import DOLLAR, Wallet
 from tests.integration.billing.resources.conftest import ResourceStage
 

@@ -9,11 +9,11 @@ from billing.charges.period import adjust
 from billing.charges.totals import period_start
 from billing.credits import burning
 from billing.credits.views import CreditUse
-from billing.periods import Period
 from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until
 from core.db import unit_of_work
 from core.ids import new_id
 from core.money import round_to_cents
+from core.periods import Period
 
 DOLLAR = 1_000_000_000
 
@@ -35,7 +35,7 @@ def close(stage, tenant_id: str, *, until=None, tax_percent: int = 0) -> Closed:
         uses = burning.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
         net = sum(line.amount_nanos for line in lines) - sum(use.amount_nanos for use in uses)
         total = round_to_cents(net) + round_to_cents(round_to_cents(net) * 10_000_000 * tax_percent // 100)
-        paid = burning.apply_paid(session, tenant_id, invoice_id, total, period=period, lines=lines)
+        paid = burning.apply_paid(session, tenant_id, period, lines, invoice_id=invoice_id, due_cents=total)
         advance_billed_until(session, tenant_id, period.end)
         return Closed(uses, net, total, paid)
 

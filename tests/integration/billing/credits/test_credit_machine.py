@@ -19,12 +19,12 @@ from hypothesis.stateful import (
 from billing.charges.period import adjust
 from billing.charges.totals import period_start
 from billing.credits import burning, lots
-from billing.periods import Period
 from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until
 from core.db import unit_of_work
 from core.errors import AppError, Conflict
 from core.ids import new_id
 from core.money import round_to_cents
+from core.periods import Period
 from tests.fixtures.examples import examples
 from tests.fixtures.wallet import Wallet
 from tests.integration.billing.conftest import Stage
@@ -118,7 +118,7 @@ class CreditMachine(RuleBasedStateMachine):
             uses = burning.apply_promotional(session, self.tenant, period, lines, invoice_id=invoice_id)
             net = sum(line.amount_nanos for line in lines) - sum(use.amount_nanos for use in uses)
             due = round_to_cents(net) * (100 + tax_percent) // 100
-            paid = burning.apply_paid(session, self.tenant, invoice_id, due, period=period, lines=lines)
+            paid = burning.apply_paid(session, self.tenant, period, lines, invoice_id=invoice_id, due_cents=due)
             assert 0 <= paid <= due
             advance_billed_until(session, self.tenant, until)
         after = self.wallet.balance(self.tenant)

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from billing.invoices import closing
-from billing.invoices.drafts import read_drafts
 from billing.invoices.queries import read_document
+from billing.invoicing import closing
+from billing.invoicing.drafts import read_drafts
 from core import clock
 from core.contracts.grants import Prices
 from core.db import unit_of_work

@@ -6,9 +6,9 @@ import sys
 import pytest
 import sqlalchemy as sa
 
-from billing.invoices import closing
-from billing.invoices.credit_notes import issue_credit_note
 from billing.invoices.verification import verify
+from billing.invoicing import closing
+from billing.invoicing.credit_notes import issue_credit_note
 from core.db import unit_of_work
 
 

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from billing.credits import lots
-from billing.invoices.closing import close_tenant
 from billing.invoices.payments import record_payment
+from billing.invoicing.closing import close_tenant
 from billing.limits import terms
 from billing.limits.spending_runner import SpendingRunner
 from billing.limits.terms import TermsPatch

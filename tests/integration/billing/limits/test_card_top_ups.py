@@ -5,12 +5,13 @@ from functools import partial
 
 import pytest
 
-from billing.invoices.closing import close_tenant
+from billing.invoicing.closing import close_tenant
 from billing.limits import terms
 from billing.limits.spending_runner import SpendingRunner
 from billing.limits.terms import TermsPatch
 from billing.limits.views import AutoTopUp
-from billing.metering import ActiveTenants
+from billing.payments.top_ups import buy_if_due
+from billing.usage.metering import ActiveTenants
 from core.db import unit_of_work
 
 DOLLAR = 1_000_000_000
@@ -31,7 +32,13 @@ def low(stage, wallet) -> str:
 def runner(stage) -> SpendingRunner:
     """One worker, whose interval between looks has always passed."""
     close, none_active = partial(close_tenant, stage.engine), ActiveTenants()
-    return SpendingRunner(stage.engine, none_active, invoice_now=close, buys_credit=True, top_ups_every=timedelta())
+    return SpendingRunner(
+        stage.engine,
+        none_active,
+        invoice_now=close,
+        buy_credit=partial(buy_if_due, stage.engine),
+        top_ups_every=timedelta(),
+    )
 
 
 def bought(stage) -> list[tuple[str, int]]:
@@ -83,7 +90,9 @@ def test_a_tenant_that_asks_for_it_below_the_floor_is_served_without_further_usa
 
 def test_without_usage_a_low_balance_is_looked_at_once_in_an_interval(stage, low):
     close = partial(close_tenant, stage.engine)
-    runner = SpendingRunner(stage.engine, ActiveTenants(), invoice_now=close, buys_credit=True)
+    runner = SpendingRunner(
+        stage.engine, ActiveTenants(), invoice_now=close, buy_credit=partial(buy_if_due, stage.engine)
+    )
     runner.run_once()
     stage.change("UPDATE charges SET state = 'paid'")
     runner.run_once()

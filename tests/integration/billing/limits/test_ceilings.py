@@ -8,18 +8,18 @@ import pytest
 
 from billing import ledger
 from billing.credits import lots
-from billing.invoices.closing import close_tenant
+from billing.invoicing.closing import close_tenant
 from billing.ledger import AccountRef, Leg, Posting
 from billing.limits import ceilings, terms
 from billing.limits.models import SpendCeiling
 from billing.limits.spending_runner import SpendingRunner
 from billing.limits.terms import TermsPatch
-from billing.limits.top_ups import TopUpStanding, is_due
 from billing.limits.views import AutoTopUp
-from billing.metering import ActiveTenants
+from billing.payments.top_ups import TopUpStanding, buy_if_due, is_due
 from billing.subscriptions.ending import end_subscription
 from billing.tax import profiles, rate_table
 from billing.tax.parties import Seller
+from billing.usage.metering import ActiveTenants
 from core.db import unit_of_work
 from core.ids import new_id
 
@@ -101,7 +101,10 @@ def test_credit_is_bought_when_what_is_left_is_held_back_for_tax(stage, wallet):
     change(stage, tenant, mode="prepaid", auto_top_up=top_up)
     wallet.spend(tenant, 39)
     SpendingRunner(
-        stage.engine, ActiveTenants(), invoice_now=partial(close_tenant, stage.engine), buys_credit=True
+        stage.engine,
+        ActiveTenants(),
+        invoice_now=partial(close_tenant, stage.engine),
+        buy_credit=partial(buy_if_due, stage.engine),
     ).run_once()
     assert bought(stage) == [2_500]
 
@@ -271,7 +274,10 @@ def test_two_workers_that_see_a_low_balance_at_once_start_one_payment(stage, wal
 
     def look() -> None:
         runner = SpendingRunner(
-            stage.engine, ActiveTenants(), invoice_now=partial(close_tenant, stage.engine), buys_credit=True
+            stage.engine,
+            ActiveTenants(),
+            invoice_now=partial(close_tenant, stage.engine),
+            buy_credit=partial(buy_if_due, stage.engine),
         )
         start.wait()
         runner.run_once()
@@ -309,8 +315,8 @@ def test_the_cap_that_stops_top_ups_is_announced_once(stage, wallet):
     change(stage, tenant, mode="prepaid", auto_top_up=top_up)
     wallet.spend(tenant, 9)
     look = SpendingRunner(
-        stage.engine, ActiveTenants(), invoice_now=partial(close_tenant, stage.engine), buys_credit=True,
-        top_ups_every=timedelta(0),
+        stage.engine, ActiveTenants(), invoice_now=partial(close_tenant, stage.engine),
+        buy_credit=partial(buy_if_due, stage.engine), top_ups_every=timedelta(0),
     )  # fmt: skip
     look.run_once()
     assert (bought(stage), alerted(stage, tenant, "top_up.cap_reached", "cap_cents")) == ([2_500], [])

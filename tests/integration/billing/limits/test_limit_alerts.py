@@ -7,8 +7,8 @@ import pytest
 
 from billing.limits import limit_alerts, spend_limits
 from billing.limits.limit_alerts import LimitAlerts
-from billing.metering import ActiveTenants
 from billing.prices.card import PriceCard
+from billing.usage.metering import ActiveTenants
 from core import redis_keys
 from core.contracts.grants import TenantGrant
 from core.db import unit_of_work

@@ -11,10 +11,10 @@ import pytest
 
 from billing.notifications.outbox import raise_alerts
 from billing.notifications.thresholds import spend_alerts
-from billing.periods import Period
 from control_plane import database_roles
 from core import redis_acl
 from core.db import unit_of_work
+from core.periods import Period
 from tests.conftest import wait_until
 from tests.fixtures.least_privilege import user_url
 

@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing import ledger
-from billing.invoices import credit_notes
 from billing.invoices.payments import record_payment
 from billing.invoices.queries import read_invoice
 from billing.invoices.views import CreditDestination
+from billing.invoicing import credit_notes
 from billing.ledger import AccountRef
 from billing.payments import event_store, outbox
 from billing.payments.dunning import DunningRounds

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from billing.invoices import endings
+from billing.invoicing import endings
 from billing.payments import resuming
 from billing.payments.operations import ChargeTopUp, CollectInvoice, Refund
-from billing.payments.settings import TOP_UP_CENTS_MAX
+from billing.stripe.objects import TOP_UP_CENTS_MAX
 from core.db import unit_of_work
 from core.errors import InvalidRequest
 

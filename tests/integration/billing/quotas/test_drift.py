@@ -5,8 +5,8 @@ import pytest
 from billing import metrics
 from billing.quotas import rebuild
 from billing.quotas.drift import QuotaDrift
-from billing.stream import read_backlog
 from billing.usage import amendments
+from billing.usage.stream import read_backlog
 from core import redis_keys
 from core.db import unit_of_work
 from tests.conftest import wait_until

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from billing.quotas import rebuild
 from billing.quotas.drift import QuotaDrift
-from billing.stream import read_backlog
+from billing.usage.stream import read_backlog
 from core import clock, redis_keys
 from core.contracts.grants import TenantGrant
 from core.contracts.usage import REST, UsageEvent

@@ -3,8 +3,8 @@
 import pytest
 
 from billing.credits import lots
-from billing.invoices import credit_notes
 from billing.invoices.payments import record_payment
+from billing.invoicing import credit_notes
 from billing.payments import resuming
 from core.db import unit_of_work
 from core.money import cents_to_nanos

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from billing.invoices import closing
 from billing.invoices.payments import record_payment
+from billing.invoicing import closing
 from billing.ledger import AccountRef, TransferKind, _open_accounts
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.reconciliation.transfer_rules import ACCOUNTS

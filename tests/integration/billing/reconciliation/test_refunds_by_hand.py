@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from billing.credits import balance, lots
-from billing.invoices import credit_notes, endings
+from billing.invoicing import credit_notes, endings
 from billing.payments.operations import ChargeTopUp
 from billing.reconciliation.stripe import check_stripe
 from core.db import unit_of_work

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from billing.charges.adjustment_runner import AdjustmentRunner
-from billing.metering import ActiveTenants
 from billing.prices.card import PriceCard
+from billing.quotas.adjustment_runner import AdjustmentRunner
 from billing.resources.metering import ResourceMeters
 from billing.resources.settings import ResourceSettings
+from billing.usage.metering import ActiveTenants
 from core import clock
 from core.contracts.grants import Prices
 from core.ids import first_id_of_ms, new_id

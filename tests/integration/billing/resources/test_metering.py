@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing import ledger
-from billing.invoices.closing import close_tenant
+from billing.invoicing.closing import close_tenant
 from billing.ledger import AccountRef
 from billing.prices import price_book
 from billing.resources import metering

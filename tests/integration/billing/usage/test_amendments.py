@@ -12,7 +12,7 @@ from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.reconciliation import runs
 from billing.usage import amendments, queries
 from billing.usage.amendments import AmendedQuantities
-from billing.views import AmendedUsageView
+from billing.usage.views import AmendedUsageView
 from core.contracts.usage import REST
 from core.db import unit_of_work
 from core.errors import AppError, Conflict, InvalidRequest, NotFound

@@ -9,13 +9,13 @@ import sqlalchemy as sa
 
 from benchmarks.billing import seed as seeding
 from benchmarks.billing.seed import WIDE, WIDE_RECORDS
-from billing.periods import Period
 from billing.usage import amendments, queries
 from billing.usage.amendments import AmendedQuantities
 from billing.usage.buckets import BucketQuery, UsagePosition, read_page
 from control_plane.usage import organization
 from control_plane.usage.organization import ReportRequest
 from core.db import database_now, unit_of_work
+from core.periods import Period
 
 GROUPS = ("model", "project_id", "api_key_id")
 

@@ -4,11 +4,11 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from billing.periods import Period
 from billing.usage.queries import usage
 from billing.usage.recording import ReceivedEvent, RecordingLimits, record
 from core import clock
 from core.db import unit_of_work
+from core.periods import Period
 
 # Usage of any age, so that the test holds on any day after these.
 LIMITS = RecordingLimits(

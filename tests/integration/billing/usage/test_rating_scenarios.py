@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from billing import metrics
-from billing.metering import Meter
 from billing.prices import price_book
 from billing.prices.card import PriceCard
-from billing.stream import UsageStream
+from billing.usage.metering import Meter
+from billing.usage.stream import UsageStream
 from core.contracts.grants import Prices
 from core.contracts.usage import REST
 from core.db import unit_of_work

@@ -11,11 +11,11 @@ from billing.costs.hours import allocate_due
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.settings import CostSettings
 from billing.costs.window_reader import store
-from billing.metering import Meter
 from billing.settings import BillingSettings
-from billing.stream import UsageStream
 from billing.tax import profiles
 from billing.tax.parties import Seller
+from billing.usage.metering import Meter
+from billing.usage.stream import UsageStream
 from core import clock, redis_keys
 from core.contracts.costs import CostWindow
 from core.contracts.usage import UsageEvent

@@ -20,13 +20,14 @@ from billing.documents import pdf_maker
 from billing.documents.invoice_csv import invoice_csv
 from billing.documents.invoice_lines import all_lines
 from billing.documents.settings import DocumentSettings
-from billing.invoices import closing, queries
-from billing.invoices.credit_notes import issue_credit_note
-from billing.metering import Meter
+from billing.invoices import queries
+from billing.invoicing import closing
+from billing.invoicing.credit_notes import issue_credit_note
 from billing.settings import BillingSettings
-from billing.stream import UsageStream
 from billing.tax import profiles
 from billing.tax.parties import Buyer
+from billing.usage.metering import Meter
+from billing.usage.stream import UsageStream
 from core import redis_keys
 from core.contracts.usage import UsageEvent
 from core.db import unit_of_work

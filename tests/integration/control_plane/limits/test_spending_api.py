@@ -5,9 +5,9 @@ from functools import partial
 import msgspec
 import pytest
 
-from billing.invoices.closing import close_tenant
+from billing.invoicing.closing import close_tenant
 from billing.limits.spending_runner import SpendingRunner
-from billing.metering import ActiveTenants
+from billing.usage.metering import ActiveTenants
 from control_plane.dollars import with_dollars
 from control_plane.limits.changed_ceilings import ChangedCeilings
 from core import redis_keys

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from billing.invoices.schedule import PeriodSchedule
+from billing.invoicing.schedule import PeriodSchedule
 from control_plane import database_roles
 from control_plane.tenants.scheduled_versions import LOOK_EVERY_S, ScheduledVersions
 from core import db, redis_keys

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from openai import OpenAI
 
 from billing import settings as billing_settings
-from billing.metering import Meter
 from billing.settings import BillingSettings
-from billing.stream import UsageStream
 from billing.usage import buckets
+from billing.usage.metering import Meter
+from billing.usage.stream import UsageStream
 from core import redis_keys
 from core.contracts.usage import REST, UsageEvent
 from core.ids import new_id

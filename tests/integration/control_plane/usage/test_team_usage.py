@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from billing.metering import Meter
 from billing.settings import BillingSettings
-from billing.stream import UsageStream
+from billing.usage.metering import Meter
+from billing.usage.stream import UsageStream
 from core import redis_keys
 from core.contracts.usage import UsageEvent
 from core.ids import new_id

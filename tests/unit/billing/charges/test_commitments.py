@@ -2,10 +2,10 @@
 
 import pytest
 
-from billing.charges.discounting import DiscountTerms
 from billing.charges.state import PeriodState
-from billing.periods import EPOCH, Period
 from billing.subscriptions.calendar import BillingCalendar
+from billing.subscriptions.discounts import DiscountTerms
+from core.periods import EPOCH, Period
 from tests.fixtures.terms import DECEMBER, DOLLAR, NOVEMBER, amounts, day, state_of, terms, total, used, version
 
 HUNDRED = {"commitment_nanos": 100 * DOLLAR}

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.charges.discounting import DiscountTerms
-from billing.periods import EPOCH, Period
+from billing.subscriptions.discounts import DiscountTerms
+from core.periods import EPOCH, Period
 from tests.fixtures.terms import (
     DECEMBER,
     DOLLAR,

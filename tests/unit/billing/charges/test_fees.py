@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.charges.state import PeriodState
-from billing.periods import Period
 from billing.subscriptions.calendar import BillingCalendar
+from core.periods import Period
 from tests.fixtures.terms import (
     DECEMBER,
     DOLLAR,

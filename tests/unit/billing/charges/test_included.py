@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.charges.state import PeriodState
-from billing.periods import Period
 from billing.prices.card import IncludedUsage, PriceTier, TieredPrice
+from core.periods import Period
 from tests.fixtures.terms import DECEMBER, DOLLAR, NOVEMBER, day, outputs, state_of, terms, total, used, version
 
 MILLION = 1_000_000

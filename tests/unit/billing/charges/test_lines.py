@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from billing import ledger
 from billing.charges.lines import DraftInvoiceLine, UsageTotal, with_cents
 from billing.charges.period_charge import charge
-from billing.periods import EPOCH
 from billing.prices.card import PriceCard
-from billing.views import PriceView
+from billing.prices.price_book import PriceView
 from core.contracts.grants import Prices
 from core.contracts.usage import UsageEvent
 from core.money import NANOS_PER_CENT, cents_to_nanos, round_to_cents
+from core.periods import EPOCH
 from core.rating import rate
 
 

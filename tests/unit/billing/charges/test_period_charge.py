@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from billing.charges.lines import UsageTotal
 from billing.charges.period_charge import charge
-from billing.periods import EPOCH
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
-from billing.views import PriceView
+from billing.prices.price_book import PriceView
 from core.contracts.grants import Prices
+from core.periods import EPOCH
 
 FREE = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
 STEPS = (

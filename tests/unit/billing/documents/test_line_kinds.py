@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from billing.views import LINE_KINDS_IN_WORDS, LineKind
+from billing.charges.lines import LINE_KINDS_IN_WORDS, LineKind
 
 
 def test_every_kind_of_line_has_words():

@@ -15,7 +15,7 @@ from billing.notifications.thresholds import (
     crossed_percents,
     spend_alerts,
 )
-from billing.periods import Period
+from core.periods import Period
 
 DOLLAR = 1_000_000_000
 NOVEMBER = Period(datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC))

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.periods import EPOCH
 from billing.prices.card import PriceCard
 from billing.prices.models import PlanAssignment
-from billing.prices.price_book import PriceBook
-from billing.views import PriceView
+from billing.prices.price_book import PriceBook, PriceView
 from core import clock
 from core.contracts.grants import Prices
+from core.periods import EPOCH
 from tests.fixtures.quota.levels import event
 
 FREE = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.periods import Period
 from billing.subscriptions.calendar import BillingCalendar, CalendarFrom, CalendarHistory
+from core.periods import Period
 
 ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo")
 

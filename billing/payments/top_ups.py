@@ -12,13 +12,17 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from billing.limits import ceilings
+from billing.limits.terms import top_up_of
 from billing.limits.views import AutoTopUp
+from billing.notifications.outbox import notify
 from billing.payments import outbox
 from billing.payments.models import PaymentCharge
 from billing.payments.operations import ChargeTopUp
-from billing.periods import month_start
-from core.db import database_now
+from billing.subscriptions.billed_until import hold_subscriptions
+from core.db import database_now, unit_of_work
 from core.ids import new_id
+from core.periods import month_start
 
 RETRY_AFTER: Final = timedelta(days=1)
 _PREFIX: Final = "atu_"
@@ -53,9 +57,20 @@ def read_standing(session: Session, tenant_id: str) -> TopUpStanding:
     )
 
 
-def start(session: Session, tenant_id: str, amount_cents: int) -> None:
-    """Queue one payment. Its money becomes credit when it has arrived."""
-    outbox.enqueue(session, tenant_id, ChargeTopUp(charge_id=new_id("atu"), amount_cents=amount_cents))
+def buy_if_due(engine: sa.Engine, tenant_id: str) -> None:
+    """Queue one payment if the tenant has asked for it and it is due. Its money becomes credit when it has arrived. The
+    subscription is held while that is decided, so two workers start one payment.
+    """
+    with unit_of_work(engine) as session:
+        hold_subscriptions(session, [tenant_id])
+        computed = ceilings.compute(session, tenant_id)
+        asked, standing = top_up_of(computed.terms), read_standing(session, tenant_id)
+        if asked is None or computed.usable_nanos > asked.floor_nanos:
+            return
+        if is_due(asked, standing, balance_nanos=computed.usable_nanos, now=computed.credit.now):
+            outbox.enqueue(session, tenant_id, ChargeTopUp(charge_id=new_id("atu"), amount_cents=asked.amount_cents))
+        elif is_capped(asked, standing) and not standing.in_flight:
+            _tell_of_cap(session, tenant_id, asked, computed.credit.now)
 
 
 def is_due(asked: AutoTopUp | None, standing: TopUpStanding, *, balance_nanos: int, now: datetime) -> bool:
@@ -72,3 +87,15 @@ def is_due(asked: AutoTopUp | None, standing: TopUpStanding, *, balance_nanos: i
 def is_capped(asked: AutoTopUp, standing: TopUpStanding) -> bool:
     """Whether the cap of the month leaves no room for one more payment. Pure."""
     return standing.month_cents + asked.amount_cents > asked.month_cents_max
+
+
+def _tell_of_cap(session: Session, tenant_id: str, asked: AutoTopUp, now: datetime) -> None:
+    """Tell the tenant, once for a cap in a month, that its cap stops automatic purchases of credit."""
+    month = f"{month_start(now):%Y-%m}"
+    notify(
+        session,
+        tenant_id=tenant_id,
+        event_type="top_up.cap_reached",
+        data={"amount_cents": asked.amount_cents, "cap_cents": asked.month_cents_max, "month": month},
+        dedupe_key=f"top_up.cap_reached:{month}:{asked.month_cents_max}",
+    )

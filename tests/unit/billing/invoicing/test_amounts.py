@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from billing.charges.lines import DraftInvoiceLine
 from billing.credits.views import CreditUse
-from billing.invoices.finalizing import Amounts, amounts
+from billing.invoicing.finalizing import Amounts, amounts
 from billing.tax.calculation import RateInForce, TaxDecision
 
 NO_TAX, VAT = TaxDecision(), TaxDecision(rate=RateInForce(name="VAT", rate_ppm=190_000))

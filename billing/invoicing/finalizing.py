@@ -14,22 +14,24 @@ from sqlmodel import Session
 
 from billing import ledger
 from billing.charges.lines import DraftInvoiceLine
+from billing.credits import burning
 from billing.credits.views import CreditUse
-from billing.invoices import balance, settlement
+from billing.invoices import balance
 from billing.invoices.documents import seal
 from billing.invoices.events import append, lock_invoices
 from billing.invoices.models import Invoice, InvoiceCredit, InvoiceLine, InvoiceTaxLine
 from billing.invoices.queries import invoice_view
 from billing.invoices.statuses import EventChange, InvoiceState
-from billing.invoices.views import AppliedCredit
+from billing.invoices.views import AppliedCredit, InvoiceKind, InvoiceView
 from billing.notifications.outbox import notify
-from billing.periods import Period
+from billing.payments import outbox
+from billing.payments.operations import CollectInvoice
 from billing.tax.calculation import TaxDecision, TaxLine, tax_lines
 from billing.tax.profiles import read_parties
 from billing.tax.rate_table import tax_between
-from billing.views import InvoiceKind, InvoiceView
 from core.ids import new_id
 from core.money import cents_to_nanos, distribute_cents
+from core.periods import Period
 
 
 class Amounts(NamedTuple):
@@ -81,7 +83,7 @@ def finalize(
     lock_invoices(session, tenant_id)
     parties, at = read_parties(session, tenant_id)
     invoice_id = new_id("inv")
-    uses = settlement.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
+    uses = burning.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
     made = amounts(lines, uses, tax_between(session, parties, at))
     invoice = Invoice(
         id=invoice_id,
@@ -113,11 +115,11 @@ def finalize(
             tax_nanos=cents_to_nanos(made.tax_cents),
         ),
     )
-    state = _settle(session, invoice)
+    state = _settle(session, invoice, period, made.lines)
     number = seal(session, "invoice", invoice.id, tenant_id)
     _tell(session, invoice, number)
     if state.amount_due_cents > 0:
-        settlement.collect(session, invoice)
+        outbox.enqueue(session, tenant_id, CollectInvoice(invoice_id=invoice.id))
     return invoice_view(invoice, number, state)
 
 
@@ -133,12 +135,14 @@ def _tell(session: Session, invoice: Invoice, number: str) -> None:
         )
 
 
-def _settle(session: Session, invoice: Invoice) -> InvoiceState:
+def _settle(session: Session, invoice: Invoice, period: Period, lines: Sequence[DraftInvoiceLine]) -> InvoiceState:
     """The first events: what credits and the balance pay at once, then the invoice is open, or paid."""
     finalized = EventChange(kind="finalized", amount_cents=invoice.total_cents)
     state = append(session, invoice.id, InvoiceState(), finalized)
     if state.amount_due_cents > 0:
-        paid_cents = settlement.apply_paid(session, invoice.tenant_id, invoice.id, state.amount_due_cents)
+        paid_cents = burning.apply_paid(
+            session, invoice.tenant_id, period, lines, invoice_id=invoice.id, due_cents=state.amount_due_cents
+        )
         if paid_cents:
             change = EventChange(kind="payment", amount_cents=paid_cents)
             state = append(session, invoice.id, state, change, source="credits")

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from billing import ledger
-from billing.charges.adjustment_runner import AdjustmentRunner
-from billing.invoices.drafts import read_drafts
+from billing.invoicing.drafts import read_drafts
 from billing.ledger import AccountRef
 from billing.limits import spend_limits, spending
-from billing.metering import ActiveTenants
 from billing.prices import price_book
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
+from billing.quotas.adjustment_runner import AdjustmentRunner
 from billing.subscriptions import assignments
+from billing.usage.metering import ActiveTenants
 from core import clock, redis_keys
 from core.contracts.grants import Prices, TenantGrant
 from core.db import unit_of_work

@@ -4,10 +4,10 @@ from datetime import date, timedelta
 
 import pytest
 
-from billing.invoices import closing
-from billing.invoices.credit_notes import issue_credit_note
-from billing.invoices.drafts import read_drafts
 from billing.invoices.queries import read_document
+from billing.invoicing import closing
+from billing.invoicing.credit_notes import issue_credit_note
+from billing.invoicing.drafts import read_drafts
 from billing.tax import profiles, rate_table
 from billing.tax.calculation import REVERSE_CHARGE
 from billing.tax.parties import Buyer, Seller

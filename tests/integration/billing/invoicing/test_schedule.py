@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from billing.invoices.schedule import PeriodSchedule
+from billing.invoicing.schedule import PeriodSchedule
 from core import clock
 from core.contracts.grants import Prices
 

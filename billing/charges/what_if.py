@@ -8,20 +8,21 @@ would charge before credits and tax, with fees, discounts and commitments.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.charges.contract import Contract, read_contract, read_state, read_used, split
-from billing.charges.lines import DraftInvoiceLine, UsageTotal
+from billing.charges.lines import DraftInvoiceLine, LineKind, UsageTotal
 from billing.charges.period import charge_used
 from billing.charges.statement import PeriodUse
-from billing.periods import Period
 from billing.prices.card import PriceCard
-from billing.views import LineKind, PriceView, SimulatedLine, SimulatedTenant
+from billing.prices.price_book import PriceView
+from core import fields
 from core.contracts.grants import Prices
+from core.periods import Period
 
 _TotalKey = tuple[str, int | None, str | None, str, str, str]
 
@@ -44,6 +45,25 @@ WHERE u.tenant_id = :tenant_id AND u.kv_page_ms > 0
          OR u.late_from >= :start AND u.late_from < :end)
 GROUP BY 1, 2, 3, 4, 5, 6
 """)
+
+
+class SimulatedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of usage cost, and what it would cost. A line of tiers over all adapters has no ``adapter_id``."""
+
+    kind: Annotated[LineKind, fields.LINE_KIND]
+    base_model: Annotated[str | None, fields.BASE_MODEL]
+    adapter_id: Annotated[str | None, fields.ADAPTER_ID]
+    amount_nanos: Annotated[int, fields.AMOUNT_NANOS]
+    simulated_nanos: Annotated[int, fields.SIMULATED_NANOS]
+
+
+class SimulatedTenant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant's usage of a period cost, and what it would cost on another price card."""
+
+    tenant_id: Annotated[str, fields.TENANT_ID]
+    amount_nanos: Annotated[int, fields.AMOUNT_NANOS]
+    simulated_nanos: Annotated[int, fields.SIMULATED_NANOS]
+    lines: Annotated[tuple[SimulatedLine, ...], fields.LINES]
 
 
 def simulate(

@@ -8,8 +8,8 @@ import sqlalchemy as sa
 
 from billing import ledger
 from billing.ledger import AccountRef
-from billing.metering import OUTAGES, Meter
 from billing.settings import BillingSettings
+from billing.usage.metering import OUTAGES, Meter
 from core import redis_keys
 from core.db import unit_of_work
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.stream import Refusal, decode_event
+from billing.usage.stream import Refusal, decode_event
 from core.contracts.usage import UsageEvent
 
 EVENT = UsageEvent(

@@ -12,7 +12,7 @@ import structlog
 
 from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
-from billing.invoices.closing import close_tenant
+from billing.invoicing.closing import close_tenant
 from billing.subscriptions.billed_until import read_billed_until
 from billing.subscriptions.ending import read_ended
 from billing.subscriptions.terms import all_calendars

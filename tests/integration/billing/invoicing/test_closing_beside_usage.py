@@ -9,8 +9,8 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from billing.invoices import closing
 from billing.invoices.verification import verify
+from billing.invoicing import closing
 from core import clock, db
 from core.db import unit_of_work
 from tests.conftest import create_database, temporary_database, wait_until

@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from billing.documents.pdf_maker import PdfMaker
 from billing.documents.settings import DocumentSettings
 from billing.invoices import balance, verification
-from billing.invoices.closing import close_tenant
-from billing.invoices.drafts import read_drafts
 from billing.invoices.queries import read_document
-from billing.invoices.schedule import PeriodSchedule
+from billing.invoicing.closing import close_tenant
+from billing.invoicing.drafts import read_drafts
+from billing.invoicing.schedule import PeriodSchedule
 from billing.prices.card import PriceCard
 from billing.tax import profiles, rate_table
 from billing.tax.parties import Seller

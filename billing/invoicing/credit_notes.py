@@ -11,16 +11,17 @@ import sqlalchemy as sa
 from sqlmodel import Session, select
 
 from billing import ledger
-from billing.invoices import settlement
 from billing.invoices.credit_note_queries import find_note
 from billing.invoices.documents import seal
 from billing.invoices.event_models import CreditNote, CreditNoteTaxLine
-from billing.invoices.events import append, lock_invoice, paid_cents
+from billing.invoices.events import append, lock_invoice, paid_cents, payment_intents
 from billing.invoices.models import Invoice, InvoiceLine
 from billing.invoices.queries import read_taxes
 from billing.invoices.statuses import EventChange, InvoiceState
 from billing.invoices.views import CreditDestination, CreditNoteView
 from billing.ledger import AccountRef, Leg, Posting
+from billing.payments import dunning, outbox, returned_payments
+from billing.payments.operations import Refund
 from billing.tax.calculation import TaxLine, credited_tax
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
@@ -99,11 +100,15 @@ def issue_credit_note(
 def _issue(
     session: Session, note: CreditNote, taxes: list[TaxLine], state: InvoiceState, actor: str | None
 ) -> CreditNoteView:
-    """Write the note and its event, and number it last."""
+    """Write the note and its event, end dunning that it settles, queue its refund, and number it last."""
     _write(session, note, taxes)
     change = EventChange(kind="credit_note", amount_cents=note.due_cents, credited_cents=note.total_cents)
     append(session, note.invoice_id, state, change, credit_note_id=note.id, reason=note.reason, actor=actor)
-    settlement.collect_less(session, note)
+    if note.due_cents:
+        dunning.end_if_settled(session, note.invoice_id)
+    if note.refund_cents:
+        refund = Refund(refund_id=note.id, invoice_id=note.invoice_id, amount_cents=note.refund_cents)
+        outbox.enqueue(session, note.tenant_id, refund)
     seal(session, "credit_note", note.id, note.tenant_id)
     return _read(session, note.id)
 
@@ -174,7 +179,8 @@ def _parts(session: Session, invoice: Invoice, state: InvoiceState, total_cents:
     rest_cents = total_cents - due_cents
     if to != "refund":
         return _Parts(due_cents, rest_cents, 0)
-    paid, lost_cents = paid_cents(session, invoice.id, "stripe", "manual"), settlement.lost_cents(session, invoice.id)
+    paid = paid_cents(session, invoice.id, "stripe", "manual")
+    lost_cents = returned_payments.lost_cents(session, payment_intents(session, invoice.id))
     refundable_cents = max(0, paid - lost_cents - _refunded(session, invoice.id))
     if rest_cents > refundable_cents:
         raise Conflict(

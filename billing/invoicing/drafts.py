@@ -14,18 +14,18 @@ from billing.charges.contract import read_contract, read_state
 from billing.charges.lines import DraftInvoiceLine
 from billing.charges.period import charge_parts
 from billing.charges.totals import period_start
-from billing.invoices import carrying, settlement
-from billing.invoices.finalizing import Amounts, amounts
+from billing.credits.burning import CreditPlan
+from billing.invoices import carrying
 from billing.invoices.queries import batch_discount_nanos
-from billing.invoices.views import DraftDocument
-from billing.periods import Period
+from billing.invoices.views import DraftDocument, InvoiceLineView
+from billing.invoicing.finalizing import Amounts, amounts
 from billing.subscriptions.billed_until import billed_until_of
 from billing.subscriptions.calendar import CalendarHistory
 from billing.tax.calculation import line_shares
 from billing.tax.profiles import read_parties
 from billing.tax.rate_table import tax_between
-from billing.views import InvoiceLineView
 from core.db import database_now, unit_of_work
+from core.periods import Period
 
 
 class _Situation(NamedTuple):
@@ -48,7 +48,7 @@ def read_drafts(engine: sa.Engine, tenant_id: str, *, grace: timedelta) -> list[
         tax = tax_between(session, parties, at)
         contract, state = read_contract(session, tenant_id), read_state(session, tenant_id, start)
         waiting = carrying.read_waiting(session, tenant_id)
-        credit = settlement.plan_credit(session, tenant_id)
+        credit = CreditPlan(session, tenant_id)
         drafts = []
         for period in _periods(contract.terms.calendars, start, situation.now):
             ended = period.end <= situation.now

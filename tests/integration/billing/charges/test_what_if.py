@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from billing.charges import what_if as simulation
+from billing.charges.what_if import simulate
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
-from billing.simulation import what_if as simulation
-from billing.simulation.what_if import simulate
 from billing.subscriptions import assignments
 from core.contracts.grants import Prices
 from core.db import unit_of_work

@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from billing import ledger
-from billing.invoices import balance, closing, queries
-from billing.invoices.credit_notes import issue_credit_note
-from billing.invoices.endings import void_invoice, write_off
+from billing.invoices import balance, queries
 from billing.invoices.payments import record_payment
+from billing.invoicing import closing
+from billing.invoicing.credit_notes import issue_credit_note
+from billing.invoicing.endings import void_invoice, write_off
 from billing.ledger import AccountRef
 from billing.tax import profiles, rate_table
 from billing.tax.parties import Seller

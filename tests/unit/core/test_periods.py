@@ -6,16 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from billing.periods import (
-    BUCKET_LENGTH,
-    Period,
-    aware,
-    bucket_count,
-    bucket_start,
-    month,
-)
 from billing.subscriptions.calendar import INTERVALS, BillingCalendar
 from core.errors import InvalidRequest
+from core.periods import BUCKET_LENGTH, Period, aware, bucket_count, bucket_start, month
 
 instants = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001 - given a zone
 buckets = st.sampled_from(["1m", "1h", "1d"])

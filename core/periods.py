@@ -2,11 +2,11 @@
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from billing.views import Bucket
 from core.errors import InvalidRequest
 
+Bucket = Literal["1m", "1h", "1d"]
 BUCKET_LENGTH: Final[dict[Bucket, timedelta]] = {
     "1m": timedelta(minutes=1),
     "1h": timedelta(hours=1),

@@ -15,17 +15,17 @@ import sqlalchemy as sa
 from billing.charges.period import adjust
 from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
-from billing.metering import ActiveTenants
-from billing.periods import Period
 from billing.prices import price_book
 from billing.quotas import rebuild
 from billing.resources.metering import MeteredTenants
 from billing.subscriptions.billed_until import lock_billed_until, read_billed_until
 from billing.subscriptions.calendar import CalendarHistory
 from billing.subscriptions.terms import calendars_of
+from billing.usage.metering import ActiveTenants
 from core.db import database_now, unit_of_work
 from core.errors import NotFound
 from core.loops import AFTER_PAUSE, Seconds
+from core.periods import Period
 
 
 class AdjustmentRunner:

@@ -6,9 +6,9 @@ import pytest
 
 from billing import ledger
 from billing.credits.lots import grant
-from billing.invoices import closing
-from billing.invoices.drafts import read_drafts
 from billing.invoices.queries import read_document
+from billing.invoicing import closing
+from billing.invoicing.drafts import read_drafts
 from billing.ledger import AccountRef
 from billing.tax import profiles, rate_table
 from billing.tax.parties import Seller

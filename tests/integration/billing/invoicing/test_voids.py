@@ -9,11 +9,12 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from billing.credits.lots import void_promotional
-from billing.invoices import balance, drafts, verification
-from billing.invoices.credit_notes import issue_credit_note
-from billing.invoices.endings import void_invoice
+from billing.invoices import balance, verification
 from billing.invoices.payments import record_payment
 from billing.invoices.queries import read_document
+from billing.invoicing import drafts
+from billing.invoicing.credit_notes import issue_credit_note
+from billing.invoicing.endings import void_invoice
 from billing.tax import profiles, rate_table
 from billing.tax.parties import Buyer, Seller
 from core.db import unit_of_work

@@ -2,18 +2,21 @@
 collected.
 """
 
-from sqlmodel import Session
+import sqlalchemy as sa
+from sqlmodel import Session, select
 
 from billing import ledger
-from billing.invoices import carrying, settlement
+from billing.credits import burning
+from billing.invoices import carrying
 from billing.invoices.credit_note_queries import credited_tax_cents
 from billing.invoices.events import append, lock_invoice, paid_cents
-from billing.invoices.models import Invoice
+from billing.invoices.models import Invoice, InvoiceCredit
 from billing.invoices.queries import find_invoice, read_invoice
 from billing.invoices.statuses import EventChange, InvoiceState
+from billing.invoices.views import InvoiceView
 from billing.ledger import AccountRef, Leg, Posting
+from billing.payments import dunning
 from billing.subscriptions.billed_until import hold_subscriptions
-from billing.views import InvoiceView
 from core.errors import Conflict
 from core.ids import new_id
 from core.money import cents_to_nanos
@@ -45,7 +48,7 @@ def void_invoice(
         session, invoice_id, state, change,
         transfer_id=transfer_id, write_off=write_off, reason=reason, actor=actor,
     )  # fmt: skip
-    settlement.stop_collecting(session, invoice_id)
+    dunning.end_if_settled(session, invoice_id)
     return read_invoice(session, invoice_id)
 
 
@@ -54,9 +57,9 @@ def _post_void(
 ) -> str:
     """Take the invoice's posting back, so that its usage is not billed; with ``write_off``, its revenue too."""
     balance_cents = paid_cents(session, invoice.id, "balance")
-    credit_cents = settlement.give_back(session, invoice)
+    credit_cents = burning.give_back(session, invoice.tenant_id, invoice.id)
     assert state.paid_cents == balance_cents + credit_cents, "without money, credit and the balance have paid"
-    promotional_nanos = settlement.promotional_nanos(session, invoice.id)
+    promotional_nanos = _promotional_nanos(session, invoice.id)
     usage_nanos = invoice.amount_nanos - cents_to_nanos(credited_net)
     cents = (
         (AccountRef("tax_payable"), invoice.tax_cents - credited_tax),
@@ -75,6 +78,12 @@ def _post_void(
     )
     ledger.post(session, posting)
     return posting.transfer_id
+
+
+def _promotional_nanos(session: Session, invoice_id: str) -> int:
+    """What promotional credit paid of an invoice."""
+    total = sa.cast(sa.func.coalesce(sa.func.sum(InvoiceCredit.amount_nanos), 0), sa.BigInteger)
+    return session.exec(select(total).where(InvoiceCredit.invoice_id == invoice_id)).one()
 
 
 def _lock_with_credit(session: Session, invoice_id: str) -> tuple[Invoice, InvoiceState]:
@@ -97,7 +106,7 @@ def write_off(session: Session, *, invoice_id: str, reason: str, actor: str | No
     ledger.post(session, posting)
     change = EventChange(kind="uncollectible", amount_cents=state.amount_due_cents)
     append(session, invoice_id, state, change, transfer_id=posting.transfer_id, reason=reason, actor=actor)
-    settlement.stop_collecting(session, invoice_id)
+    dunning.end_if_settled(session, invoice_id)
     return read_invoice(session, invoice_id)
 
 

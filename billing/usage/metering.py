@@ -19,8 +19,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from billing import metrics
 from billing.settings import BillingSettings
-from billing.stream import Refusal, StreamEntry, UsageStream, decode_event
 from billing.usage.recording import ReceivedEvent, RecordingLimits, RecordingResult, record
+from billing.usage.stream import Refusal, StreamEntry, UsageStream, decode_event
 from core.db import unit_of_work
 
 # DBAPIError without its two subclasses that speak of the data itself, which never leave this module.

@@ -15,13 +15,13 @@ from billing.charges.period import period_lines
 from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
 from billing.invoices import carrying
-from billing.invoices.finalizing import finalize
-from billing.periods import Period, aware
+from billing.invoices.views import InvoiceKind, InvoiceView
+from billing.invoicing.finalizing import finalize
 from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until, read_billed_until
 from billing.subscriptions.ending import ended_at_of
-from billing.views import InvoiceKind, InvoiceView
 from core.db import database_now, unit_of_work
 from core.errors import InvalidRequest
+from core.periods import Period, aware
 
 
 class CloseResult(NamedTuple):

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from billing import ledger
-from billing.invoices import closing, queries
+from billing.invoices import queries
+from billing.invoicing import closing
 from billing.ledger import AccountRef
 from billing.prices import price_book
 from billing.prices.card import PriceCard
