@@ -29,6 +29,7 @@ from tenora.stack import embedded_servers
 from tenora.stack.program import Program, free_port
 from tests.fixtures import examples  # noqa: F401 (registers the profiles)
 from tests.fixtures.databases import RecycledDatabase, create_database, temporary_database
+from tests.fixtures.fork_server import ForkedProcess, start_program
 from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS
 from tests.fixtures.server_data import server_data_folder
 
@@ -177,9 +178,9 @@ def wait_until(condition, *, timeout_s: float = 20, what: str = "condition"):
 
 
 @contextmanager
-def running(program: Program) -> Iterator[subprocess.Popen]:
+def running(program: Program) -> Iterator[subprocess.Popen | ForkedProcess]:
     """A program from ready to stopped."""
-    process = program.start()
+    process = start_program(program)
     try:
         wait_until(
             lambda: program.ready() or (process.poll() is not None and _died(program)),

@@ -22,7 +22,7 @@ from core.settings import PostgresSettings, RedisSettings
 from tenora.stack import embedded_servers
 from tenora.stack.program import free_port
 from tests.conftest import create_database, wait_until
-from tests.fixtures import billing_worker
+from tests.fixtures import billing_worker, fork_server
 from tests.fixtures.least_privilege import POSTGRES_ROLES
 from tests.fixtures.money_checks import MoneyChecks
 from tests.fixtures.random_life import World, command, new_world
@@ -95,7 +95,7 @@ class Platform:
             with self._log.open("ab") as log:
                 env = {**os.environ, "TENORA_POSTGRES_DSN": dsn}
                 seed = self._chance.randrange(2**32)
-                self._processes[name] = subprocess.Popen(command(self.world, seed), env=env, stderr=log)
+                self._processes[name] = fork_server.start(command(self.world, seed), env, log)
 
     def crash(self, name: str) -> None:
         """End a process and its children without a warning."""

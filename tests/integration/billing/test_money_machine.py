@@ -4,7 +4,7 @@ of processes and of database connections: money adds up at every instant, and wh
 
 import os
 import random
-import subprocess
+import sys
 
 import pytest
 import sqlalchemy as sa
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.conftest import wait_until
+from tests.fixtures import fork_server
 from tests.fixtures.examples import examples
 from tests.fixtures.money_checks import MoneyChecks
 from tests.fixtures.random_life import STEPS, RandomLife, command, new_world
@@ -60,8 +61,8 @@ def hurt(engine: sa.Engine, postgres_settings, *, kills: int, seed: int) -> None
     chance, world, checks = random.Random(seed), new_world(engine), MoneyChecks(engine)
     environment = {**os.environ, "TENORA_POSTGRES_DSN": postgres_settings.postgres_dsn}
 
-    def live() -> subprocess.Popen:
-        return subprocess.Popen(command(world, chance.randrange(2**32)), env=environment)
+    def live() -> fork_server.ForkedProcess:
+        return fork_server.start(command(world, chance.randrange(2**32)), environment, sys.__stderr__)
 
     def transfers() -> int:
         with engine.connect() as connection:

@@ -18,6 +18,7 @@ from core.db import unit_of_work
 from tenora.stack import embedded_servers
 from tenora.stack.program import free_port
 from tests.conftest import create_database, wait_until
+from tests.fixtures import fork_server
 from tests.fixtures.billing_worker import environment, worker
 from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS
 
@@ -220,8 +221,7 @@ def test_the_redrive_command_moves_dead_letters_back(stage, env):
     for _ in range(2):
         stage.retry_pending()
     assert len(stage.dead_letters()) == 1
-    argv = [sys.executable, "-m", "billing", "redrive", "--count"]
-    done = subprocess.run([*argv, "5"], env=env, capture_output=True, text=True, timeout=60, check=True)
+    done = fork_server.run("billing", "redrive", "--count", "5", env=env)
     assert done.stdout == "1 dead letters moved back to the stream\n"
     assert stage.dead_letters() == []
     assert stage.reconcile().unprocessed_events == 1
@@ -229,6 +229,6 @@ def test_the_redrive_command_moves_dead_letters_back(stage, env):
     assert audited == {
         "actor": "operator", "action": "dead_letters.redriven", "target": "usage", "details": {"count_max": 5},
     }  # fmt: skip
-    refused = subprocess.run([*argv, "0"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    refused = fork_server.run("billing", "redrive", "--count", "0", env=env)
     assert refused.returncode == 2
     assert "--count" in refused.stderr

@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 
+from tests.fixtures import fork_server
 from tests.integration.billing.costs.test_report import busy_windows
 
 
@@ -17,10 +17,7 @@ def billing(costs, postgres_settings, redis_settings):
             "TENORA_REDIS_URL": redis_settings.redis_url,
             "TENORA_COST_ALLOCATION_DELAY_S": "0",
         }
-        return subprocess.run(
-            [sys.executable, "-m", "billing", command], env=environment, capture_output=True, text=True, timeout=60,
-            check=False,
-        )  # fmt: skip
+        return fork_server.run("billing", command, env=environment)
 
     return run
 

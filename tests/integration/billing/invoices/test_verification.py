@@ -1,7 +1,6 @@
 """A document that was changed past the database's guards is found by name, with all that follow it."""
 
 import subprocess
-import sys
 
 import pytest
 import sqlalchemy as sa
@@ -10,6 +9,7 @@ from billing.invoices.verification import verify
 from billing.invoicing import closing
 from billing.invoicing.credit_notes import issue_credit_note
 from core.db import unit_of_work
+from tests.fixtures import fork_server
 
 
 @pytest.fixture
@@ -92,14 +92,8 @@ def test_a_forged_state_is_found(stage, documents):
 @pytest.mark.scenario(110)
 def test_the_command_names_the_documents_and_fails(stage, documents, postgres_settings):
     def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "billing", "verify"],
-            env={"TENORA_POSTGRES_DSN": postgres_settings.postgres_dsn, "PATH": ""},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        environment = {"TENORA_POSTGRES_DSN": postgres_settings.postgres_dsn, "PATH": ""}
+        return fork_server.run("billing", "verify", env=environment)
 
     good = run()
     assert (good.returncode, good.stderr) == (0, "")

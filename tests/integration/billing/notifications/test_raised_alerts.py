@@ -1,9 +1,6 @@
 """From a change of spend to messages at the tenant: once each, in order, also when two workers see the same change."""
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 from datetime import UTC, datetime
 
@@ -16,6 +13,8 @@ from core import redis_acl
 from core.db import unit_of_work
 from core.periods import Period
 from tests.conftest import wait_until
+from tests.fixtures import fork_server
+from tests.fixtures.billing_worker import worker
 from tests.fixtures.least_privilege import user_url
 
 DOLLAR = 1_000_000_000
@@ -81,22 +80,17 @@ def test_the_billing_worker_delivers_with_its_own_role_and_stops_when_asked(
     endpoint, _ = alerts.endpoint("tn_1", hook.url)
     alerts.endpoint("tn_1", "owner@example.com")
     hook.status = 503
-    with (tmp_path / "log").open("wb") as log:
-        worker = subprocess.Popen([sys.executable, "-m", "billing", "worker"], env=environment, stdout=log, stderr=log)
-        try:
-            raised(alerts, 40, 50)
-            wait_until(lambda: len(hook.received) >= 2 and mail.messages, timeout_s=60, what="attempts")
-            hook.status = 200
-            wait_until(lambda: alerts.deliveries(endpoint)[0]["state"] == "delivered", what="the delivery")
-            hook.status = 410
-            raised(alerts, 50, 80)
-            wait_until(lambda: alerts.state(endpoint)["status"] == "disabled", what="the disabled endpoint")
-            wait_until(lambda: len(mail.messages) == 3, what="the owner's message")
-            worker.send_signal(signal.SIGTERM)
-            assert worker.wait(30) == 0
-        finally:
-            worker.kill()
-            worker.wait()
+    with worker(environment, tmp_path / "log") as process:
+        raised(alerts, 40, 50)
+        wait_until(lambda: len(hook.received) >= 2 and mail.messages, timeout_s=60, what="attempts")
+        hook.status = 200
+        wait_until(lambda: alerts.deliveries(endpoint)[0]["state"] == "delivered", what="the delivery")
+        hook.status = 410
+        raised(alerts, 50, 80)
+        wait_until(lambda: alerts.state(endpoint)["status"] == "disabled", what="the disabled endpoint")
+        wait_until(lambda: len(mail.messages) == 3, what="the owner's message")
+        process.terminate()
+        assert process.wait(30) == 0
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
@@ -106,11 +100,9 @@ def test_the_worker_refuses_to_start_with_loopback_in_production(postgres_settin
         "TENORA_REDIS_URL": user_url(redis_settings.redis_url, redis_acl.BILLING),
         "TENORA_NOTIFICATIONS_ALLOW_LOOPBACK": "true",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "billing", "worker"], env=environment, capture_output=True, timeout=60, check=False
-    )
+    done = fork_server.run("billing", "worker", env=environment)
     assert done.returncode != 0
-    assert b"TENORA_NOTIFICATIONS_ALLOW_LOOPBACK is true, which production refuses" in done.stderr
+    assert "TENORA_NOTIFICATIONS_ALLOW_LOOPBACK is true, which production refuses" in done.stderr
 
 
 def test_a_worker_that_is_killed_while_it_sends_loses_nothing(
@@ -127,30 +119,22 @@ def test_a_worker_that_is_killed_while_it_sends_loses_nothing(
     endpoint, _ = alerts.endpoint("tn_1", hook.url)
     hook.hold.clear()
     raised(alerts, 40, 100)
-    with (tmp_path / "log").open("wb") as log:
-        command = [sys.executable, "-m", "billing", "worker"]
-        killed = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        try:
-            wait_until(lambda: hook.running == 1, timeout_s=60, what="the attempt")
-        finally:
-            killed.kill()
-            killed.wait()
-        hook.hold.set()
-        with alerts.engine.begin() as connection:  # as if the lease had ended
-            connection.exec_driver_sql(
-                "UPDATE notification_deliveries SET next_attempt_at = queued_at, leased_until = queued_at"
-                " WHERE leased_until IS NOT NULL"
-            )
-        second = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        try:
-            wait_until(
-                lambda: {each["state"] for each in alerts.deliveries(endpoint)} == {"delivered"},
-                timeout_s=60,
-                what="the deliveries",
-            )
-        finally:
-            second.terminate()
-            assert second.wait(30) == 0
+    with worker(environment, tmp_path / "log"):  # it is killed at the end of the block
+        wait_until(lambda: hook.running == 1, timeout_s=60, what="the attempt")
+    hook.hold.set()
+    with alerts.engine.begin() as connection:  # as if the lease had ended
+        connection.exec_driver_sql(
+            "UPDATE notification_deliveries SET next_attempt_at = queued_at, leased_until = queued_at"
+            " WHERE leased_until IS NOT NULL"
+        )
+    with worker(environment, tmp_path / "log") as second:
+        wait_until(
+            lambda: {each["state"] for each in alerts.deliveries(endpoint)} == {"delivered"},
+            timeout_s=60,
+            what="the deliveries",
+        )
+        second.terminate()
+        assert second.wait(30) == 0
     first, again, *others = hook.ids
     assert first == again, "the message of the killed worker came twice, with one id"
     assert len({first, *others}) == 3

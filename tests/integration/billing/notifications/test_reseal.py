@@ -1,14 +1,13 @@
 """A rotation of the installation's key: after the command, the old key is not needed any longer."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from billing.notifications.reseal import reseal
 from billing.notifications.signing_secrets import SecretBox, SecretUnreadable
 from control_plane import database_roles
+from tests.fixtures import fork_server
 from tests.fixtures.least_privilege import user_url
 from tests.integration.billing.notifications.conftest import BOX
 
@@ -27,8 +26,7 @@ def test_after_the_command_the_new_key_alone_opens_every_secret(alerts, postgres
         "TENORA_NOTIFICATIONS_KEY": "another-key-here",
         "TENORA_NOTIFICATIONS_KEY_PREVIOUS": "key-of-the-tests",
     }
-    command = [sys.executable, "-m", "billing", "reseal-secrets"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = fork_server.run("billing", "reseal-secrets", env=environment)
     assert (done.returncode, done.stdout) == (0, "3 webhooks encrypted with the current key\n")
     for endpoint, secret in endpoints:
         assert opened(alerts, NEW, endpoint) == secret

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import random
-import subprocess
-import sys
 import threading
 
 import msgspec
@@ -19,6 +17,7 @@ from core.ids import new_id
 from data_plane.gateway.quota.consumption import used_by
 from data_plane.gateway.quota.reservation import Settlement
 from tests.conftest import wait_until
+from tests.fixtures import fork_server
 from tests.fixtures.gateway.published import AMPLE
 from tests.fixtures.quota.levels import ask, connected, granted, scripts
 from tests.integration.billing.conftest import PRICES
@@ -250,11 +249,9 @@ def test_the_command_reports_its_result_and_is_in_the_audit_trail(stage, platfor
     platform.serve(tenant_id)
     platform.lose()
     for arguments in (["--tenant", tenant_id], []):
-        done = subprocess.run(
-            [sys.executable, "-m", "billing", "rebuild-quotas", *arguments],
-            env=environment(postgres_settings.postgres_dsn, redis_settings.redis_url),
-            capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
+        env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
+        done = fork_server.run("billing", "rebuild-quotas", *arguments, env=env)
+        assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("1 tenants and 1 keys with limits: ")
         assert platform.counts()[redis_keys.tenant_quota(tenant_id)][0] == 120
     audited = stage.rows("SELECT actor, action, target FROM audit_events ORDER BY created_at")

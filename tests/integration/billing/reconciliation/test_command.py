@@ -2,9 +2,10 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
+
+from tests.fixtures import fork_server
 
 
 @pytest.fixture
@@ -15,10 +16,7 @@ def reconcile(postgres_settings, redis_settings):
             "TENORA_REDIS_URL": redis_settings.redis_url,
             "TENORA_BILLING_RECONCILE_SETTLE_S": "0",
         }
-        return subprocess.run(
-            [sys.executable, "-m", "billing", "reconcile", *arguments],
-            env=environment, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+        return fork_server.run("billing", "reconcile", *arguments, env=environment)
 
     return run
 

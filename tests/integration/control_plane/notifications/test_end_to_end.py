@@ -4,8 +4,6 @@ sent.
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +17,7 @@ from control_plane.settings import WebSettings
 from core import redis_acl
 from core.db import unit_of_work
 from tests.conftest import wait_until
+from tests.fixtures import billing_worker
 from tests.fixtures.control_plane.api import control_settings
 from tests.fixtures.least_privilege import user_url
 from tests.fixtures.notifications.receivers import MailServer, WebhookReceiver, mail_server, webhook_receiver
@@ -66,15 +65,10 @@ def worker(postgres_settings, redis_settings, mail, tmp_path) -> Iterator[None]:
         "TENORA_SMTP_PORT": str(mail.port),
         "TENORA_SMTP_SECURITY": "none",
     }
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "billing", "worker"], env=environment, stdout=log, stderr=log)
-    try:
+    with billing_worker.worker(environment, tmp_path / "log") as process:
         yield
         process.terminate()
         assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.usefixtures("worker")
