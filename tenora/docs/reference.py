@@ -6,7 +6,8 @@ description, and every billing scenario with its tests.
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ _CODE: Final = re.compile(r"[a-z]+(_[a-z]+)+")
 PAGES: Final = ("settings", "metrics", "errors", "requests", "billing-scenarios")
 
 
+@cache
 def render(page: str) -> str:
     """The text of one page of ``PAGES``."""
     pages = {
@@ -52,8 +54,8 @@ def _nodes() -> Iterator[tuple[Path, ast.AST]]:
                 yield path, node
 
 
-def _calls() -> Iterator[tuple[Path, ast.Call]]:
-    for path, node in _nodes():
+def _calls(nodes: Iterable[tuple[Path, ast.AST]]) -> Iterator[tuple[Path, ast.Call]]:
+    for path, node in nodes:
         if isinstance(node, ast.Call):
             yield path, node
 
@@ -74,7 +76,7 @@ def message_texts() -> set[str]:
 
 def _metrics() -> str:
     rows = set()
-    for _, call in _calls():
+    for _, call in _calls(_nodes()):
         name = getattr(call.func, "id", getattr(call.func, "attr", ""))
         if name in _METRIC_TYPES and len(call.args) >= 2:
             texts = [_text(argument) for argument in call.args[:2]]
@@ -100,12 +102,13 @@ def _errors() -> str:
             messages.append(message)
 
     defaults: dict[str, str] = {}  # by error class; a class without its own code has that of its base
-    for _, node in _nodes():
+    nodes = list(_nodes())
+    for _, node in nodes:
         if isinstance(node, ast.ClassDef):
             inherited = [defaults[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in defaults]
             if codes := [*(code for code, _ in _declared(node)), *inherited]:
                 defaults[node.name] = codes[0]
-    for path, call in _calls():
+    for path, call in _calls(nodes):
         keywords = {each.arg: each.value for each in call.keywords}
         default = defaults.get(getattr(call.func, "id", ""))
         if code := _text(keywords["code"]) if "code" in keywords else default:
@@ -113,7 +116,7 @@ def _errors() -> str:
             note(code, path, _text(message) if message is not None else None)
         for code, said in _reported(call):
             note(code, path, said)
-    for path, node in _nodes():
+    for path, node in nodes:
         for code, said in (*_declared(node), *_assigned(node)):
             if not (isinstance(node, ast.ClassDef) and f"`{code}`" in rows):  # it is raised elsewhere
                 note(code, path, said)
