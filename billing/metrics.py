@@ -69,11 +69,6 @@ RECONCILIATION_UNEXPLAINED = Gauge(
 RECONCILIATION_DIFFERENCES = Gauge(
     "tenora_billing_reconciliation_differences", "Unexplained differences of the last reconciliation. Alert on any."
 )
-EXCESS_CACHED_TOKENS = Gauge(
-    "tenora_billing_excess_cached_tokens",
-    "Tokens charged as cached beyond those that engines took from their caches, at the last reconciliation. A request "
-    "that ended in its last second may be in it. Alert when it stays above 0.",
-)
 LEDGER_DRIFT_NANOS = Gauge(
     "tenora_billing_ledger_drift_nanos",
     "Nanodollars by which transfers differ from sums of usage and from invoices, at the last reconciliation. "

@@ -32,7 +32,6 @@ from billing.payments.top_ups import buy_if_due
 from billing.quotas.adjustment_runner import AdjustmentRunner
 from billing.quotas.drift import QuotaDrift
 from billing.quotas.repair import QuotaRepair
-from billing.reconciliation.engine_counts import EngineCountKeeper
 from billing.reconciliation.engine_usage import store_reports
 from billing.reconciliation.runs import ReconciliationSchedule, run_limits
 from billing.resources.metering import ResourceMeters
@@ -257,16 +256,6 @@ def _jobs(
         if not quotas.wanted and drift.is_due:
             drift.run_once(read_backlog(redis))
 
-    counts = EngineCountKeeper(engine, redis)
-
-    def keep_engine_counts() -> None:
-        counts.run_once()
-        store_reports(engine, redis)
-
-    def maintain_tables() -> None:
-        add_partitions(engine)
-        counts.forget_ended()
-
     cost_settings = CostSettings()
     costs = CostAttribution(engine, redis, cost_settings)
     price_age_max = timedelta(seconds=settings.billing_price_age_s_max)
@@ -276,7 +265,6 @@ def _jobs(
     grace = timedelta(seconds=settings.billing_grace_s)
     reconciliation = ReconciliationSchedule(
         engine,
-        redis,
         run_limits(settings),
         every=timedelta(seconds=settings.billing_reconcile_s),
         full_every=timedelta(seconds=settings.billing_reconcile_full_s),
@@ -287,12 +275,12 @@ def _jobs(
     return [
         Loop("quotas", compare_quotas, 1),
         Loop("adjustments", adjustments.run_once, _PAUSE_MS / 1000, _IDLE_S),
-        Loop("engine_counts", keep_engine_counts, 1),
+        Loop("engine_usage", partial(store_reports, engine, redis), 1),
         Loop("spending", spending.run_once, _PAUSE_MS / 1000, _IDLE_S),
         Loop("limit_alerts", LimitAlerts(engine, redis, meter.watch()).run_once, _PAUSE_MS / 1000, _IDLE_S),
         Loop("periods", PeriodSchedule(engine, grace=grace).run_once, settings.billing_schedule_s),
         Loop("resources", resources.run_once, resource_settings.resource_poll_s),
         Loop("costs", costs.run_once, cost_settings.cost_poll_s),
         Loop("reconciliation", reconciliation.run_once, _RECONCILIATION_DUE_S),
-        Loop("tables", maintain_tables, _TABLES_EVERY_S),
+        Loop("tables", partial(add_partitions, engine), _TABLES_EVERY_S),
     ]

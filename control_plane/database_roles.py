@@ -81,7 +81,6 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "usage_months": _SUMS,
     "usage_replica_hours": _SUMS,
     "usage_amendments": _LEDGER,
-    "engine_counts": _SUMS,
     "engine_usage_hours": _SUMS,
     "engine_ended_requests": {WEB: _READ, WORKER: _READ, BILLING: _ADD},
     "reconciliation_runs": {WEB: _READ, WORKER: _READ, BILLING: _ADD},

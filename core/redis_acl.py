@@ -23,8 +23,7 @@ _READS: Final[Mapping[str, tuple[str, ...]]] = {
     WEB: ("tenora:*",),
     WORKER: ("tenora:*",),
     GATEWAY: (
-        "tenora:snapshot*", "tenora:blob:*", "tenora:replicas", "tenora:replica:*", "tenora:engine_counters",
-        "tenora:usage:recorded",
+        "tenora:snapshot*", "tenora:blob:*", "tenora:replicas", "tenora:replica:*", "tenora:usage:recorded",
     ),
     REPLICA: ("tenora:snapshot*", "tenora:prefetch", "tenora:heat:*"),
     BILLING: ("tenora:snapshot*",),
@@ -37,12 +36,11 @@ _WRITES: Final[Mapping[str, tuple[str, ...]]] = {
         "tenora:heat:*", "tenora:prefetch",
     ),
     REPLICA: (
-        "tenora:replicas", "tenora:replica:*", "tenora:engine_counters", "tenora:engine_usage", "tenora:cost_windows",
-        "tenora:canary:*", "tenora:revocation:*",
+        "tenora:replicas", "tenora:replica:*", "tenora:engine_usage", "tenora:cost_windows", "tenora:canary:*",
+        "tenora:revocation:*",
     ),
     BILLING: (
-        "tenora:usage", "tenora:usage:*", "tenora:quota:*", "tenora:engine_counters", "tenora:engine_usage",
-        "tenora:cost_windows",
+        "tenora:usage", "tenora:usage:*", "tenora:quota:*", "tenora:engine_usage", "tenora:cost_windows",
     ),
 }  # fmt: skip
 """Key patterns as in ``core.redis_keys``. A user may read what it may write."""

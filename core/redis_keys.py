@@ -12,7 +12,6 @@ SNAPSHOT_UNSURE: Final = "tenora:snapshot:unsure"  # set for some time after Red
 
 # Written by agents.
 REPLICAS: Final = "tenora:replicas"  # sorted set: replica id by heartbeat in Unix milliseconds
-ENGINE_COUNTERS: Final = "tenora:engine_counters"  # hash: "<replica id>/<boot id>" -> EngineCounters
 ENGINE_USAGE: Final = "tenora:engine_usage"  # stream of EngineUsageReport in field "report", which billing stores
 COST_WINDOWS: Final = "tenora:cost_windows"  # stream of CostWindow in field "window", which billing stores and removes
 

@@ -30,7 +30,7 @@ from benchmarks.billing.repeat import repeated_closes
 from benchmarks.billing.reports import report_ms, what_if_s, wide_reports_ms
 from benchmarks.billing.seed import WIDE, WIDE_RECORDS, seed, verify
 from benchmarks.billing.webhooks import post_webhooks
-from billing.reconciliation import audit
+from billing.reconciliation import totals
 from billing.settings import BillingSettings
 from billing.worker import connect_redis
 from core import clock, db
@@ -111,7 +111,7 @@ def reconcile_s(engine: sa.Engine, redis_url: str) -> float:
         begun = time.monotonic()
         with unit_of_work(engine) as session:
             session.connection().exec_driver_sql("SET LOCAL statement_timeout = 0")
-            found = audit.reconcile(session, redis)
+            found = totals.reconcile(session, redis)
         assert found.ledger_drift_nanos == 0, found.ledger_drift_nanos
         return time.monotonic() - begun
 

@@ -13,12 +13,8 @@ _HOURS_CHANGED: Final = 3
 _ENGINES: Final = (
     """
     INSERT INTO engine_usage_hours
-    VALUES (to_timestamp(3600), 'rep_0', 'boot_0', 'tn_0', 'base', 0, 0, 0, 0, 0, now())
-    """,
-    """
-    INSERT INTO engine_usage_hours
     SELECT hour, replica_id, 'boot_1', tenant_id, base_model, requests, input_tokens - aborted_prefill_tokens,
-        output_tokens, kv_measured_page_ms, kv_unmeasured_requests, now() - interval '1 day'
+        exact_cached_tokens, output_tokens, kv_measured_page_ms, kv_unmeasured_requests, now() - interval '1 day'
     FROM usage_replica_hours
     """,
     "UPDATE usage_replica_hours SET changed_at = now() - interval '1 day'",

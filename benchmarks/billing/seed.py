@@ -47,8 +47,8 @@ _TRANSFER: Final = "INSERT INTO transfers (id, kind, created_at) VALUES (:transf
 _HOURS: Final = """
 INSERT INTO usage_hours
 SELECT tenant_id, date_trunc('hour', settled_at, 'UTC'), to_timestamp(0), key_id, base_model, adapter_id, revision_id,
-    0, price_version_id, count(*), 0, sum(input_tokens), sum(cached_tokens), sum(cached_tokens), 0, sum(output_tokens),
-    sum(kv_page_ms), count(*), count(*), count(*), count(*),
+    0, price_version_id, count(*), 0, sum(input_tokens), sum(cached_tokens), 0, sum(output_tokens), sum(kv_page_ms),
+    count(*), count(*), count(*), count(*),
     sum(input_nanos), sum(cached_input_nanos), sum(output_nanos), sum(kv_nanos)
 FROM usage_records WHERE tenant_id LIKE :like GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
 """
@@ -68,8 +68,8 @@ FROM usage_records WHERE tenant_id LIKE :like GROUP BY 1, 2, 3
 
 _REPLICAS: Final = """
 INSERT INTO usage_replica_hours
-SELECT date_trunc('hour', settled_at, 'UTC'), replica_id, tenant_id, base_model, count(*), 0, sum(input_tokens), 0,
-    sum(output_tokens), sum(kv_page_ms), 0, count(*), now()
+SELECT date_trunc('hour', settled_at, 'UTC'), replica_id, tenant_id, base_model, count(*), 0, sum(input_tokens),
+    sum(cached_tokens), 0, sum(output_tokens), sum(kv_page_ms), 0, count(*), now()
 FROM usage_records WHERE tenant_id LIKE :like GROUP BY 1, 2, 3, 4
 """
 

@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 
 DifferenceKind = Literal[
-    "engine_ledger", "sums_records", "records_transfers", "adjustments_transfers", "invoice_lines", "invoice_transfer",
-    "invoice_document", "invoice_usage",
+    "engine_ledger", "cached_tokens", "sums_records", "records_transfers", "adjustments_transfers",
+    "invoice_lines", "invoice_transfer", "invoice_document", "invoice_usage",
     "transfer_accounts", "transfer_balance", "stripe",
 ]  # fmt: skip
 DifferenceUnit = Literal["token", "page_millisecond", "nanodollar", "cent", "document"]
@@ -54,7 +54,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 class CountedHour(msgspec.Struct, frozen=True, kw_only=True):
     """One replica's requests of one tenant and hour as its engine and as the ledger counted them. The ledger's prompts
-    are without aborted prefills, which engines do not count. Its page-time is what engines measured.
+    are without aborted prefills, which engines do not count. Its page-time is what engines measured, and its cached
+    tokens are those of exact records.
     """
 
     hour: datetime
@@ -63,6 +64,8 @@ class CountedHour(msgspec.Struct, frozen=True, kw_only=True):
     base_model: str
     engine_prompt_tokens: int
     ledger_prompt_tokens: int
+    engine_cached_tokens: int
+    ledger_cached_tokens: int
     engine_output_tokens: int
     ledger_output_tokens: int
     engine_kv_page_ms: int
@@ -80,6 +83,8 @@ class NamedRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     engine_prompt_tokens: int
     ledger_prompt_tokens: int
+    engine_cached_tokens: int
+    ledger_cached_tokens: int
     engine_output_tokens: int
     ledger_output_tokens: int
     engine_kv_page_ms: int
@@ -89,31 +94,35 @@ class NamedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def explain(counted: CountedHour, requests: Sequence[NamedRequest]) -> list[Difference]:
     """The differences of one hour, in prompts, in output and in page-time. Each is compared by itself: one that is too
-    high does not hide another that is too low.
+    high does not hide another that is too low. Of cached tokens the ledger may have fewer than the engine, never more.
     """
     found = []
-    sides: tuple[tuple[str, str, DifferenceUnit], ...] = (
-        ("prompt_tokens", "prompt tokens", "token"),
-        ("output_tokens", "output tokens", "token"),
-        ("kv_page_ms", "KV page time", "page_millisecond"),
+    sides: tuple[tuple[DifferenceKind, str, str, DifferenceUnit], ...] = (
+        ("engine_ledger", "prompt_tokens", "prompt tokens", "token"),
+        ("engine_ledger", "output_tokens", "output tokens", "token"),
+        ("engine_ledger", "kv_page_ms", "KV page time", "page_millisecond"),
+        ("cached_tokens", "cached_tokens", "cached tokens", "token"),
     )
-    for name, words, unit in sides:
+    for kind, name, words, unit in sides:
         expected, in_ledger = getattr(counted, f"engine_{name}"), getattr(counted, f"ledger_{name}")
-        if expected == in_ledger:
+        if expected == in_ledger or (kind == "cached_tokens" and expected > in_ledger):
             continue
         tails = {
             one.request_id: getattr(one, f"engine_{name}") - getattr(one, f"ledger_{name}")
             for one in requests
             if one.was_lost or unit == "page_millisecond"
         }
+        explained = sum(tails.values())
+        if kind == "cached_tokens":
+            explained = max(explained, expected - in_ledger)
         found.append(
             Difference(
-                kind="engine_ledger",
+                kind=kind,
                 subject=f"{counted.replica_id}: {words}",
                 unit=unit,
                 expected=expected,
                 found=in_ledger,
-                explained=sum(tails.values()),
+                explained=explained,
                 replica_id=counted.replica_id,
                 tenant_id=counted.tenant_id,
                 base_model=counted.base_model,

@@ -19,32 +19,32 @@ from core.ids import first_id_of_ms
 
 _HOUR: Final = timedelta(hours=1)
 
-# The first hour that engines reported is left out: engines that were started before it did not report.
 _COUNTED: Final = """
 WITH engines AS (
     SELECT hour, replica_id, tenant_id, base_model, sum(prompt_tokens)::bigint AS prompt_tokens,
-        sum(output_tokens)::bigint AS output_tokens, sum(kv_page_ms)::bigint AS kv_page_ms,
-        max(changed_at) AS changed_at
+        sum(cached_tokens)::bigint AS cached_tokens, sum(output_tokens)::bigint AS output_tokens,
+        sum(kv_page_ms)::bigint AS kv_page_ms, max(changed_at) AS changed_at
     FROM engine_usage_hours {hours} GROUP BY 1, 2, 3, 4
 ), ledger AS (
     SELECT hour, replica_id, tenant_id, base_model, input_tokens - aborted_prefill_tokens AS prompt_tokens,
-        output_tokens, kv_measured_page_ms AS kv_page_ms, changed_at
+        exact_cached_tokens AS cached_tokens, output_tokens, kv_measured_page_ms AS kv_page_ms, changed_at
     FROM usage_replica_hours {hours}
 ), both_sides AS (
     SELECT hour, replica_id, tenant_id, base_model,
         coalesce(e.prompt_tokens, 0) AS engine_prompt_tokens, coalesce(l.prompt_tokens, 0) AS ledger_prompt_tokens,
+        coalesce(e.cached_tokens, 0) AS engine_cached_tokens, coalesce(l.cached_tokens, 0) AS ledger_cached_tokens,
         coalesce(e.output_tokens, 0) AS engine_output_tokens, coalesce(l.output_tokens, 0) AS ledger_output_tokens,
         coalesce(e.kv_page_ms, 0) AS engine_kv_page_ms, coalesce(l.kv_page_ms, 0) AS ledger_kv_page_ms,
         greatest(e.changed_at, l.changed_at) > :settled_before AS waits
     FROM engines e FULL JOIN ledger l USING (hour, replica_id, tenant_id, base_model)
-    WHERE hour > (SELECT min(hour) FROM engine_usage_hours)
 )
 """
 # One statement for both, so that they see the same snapshot. Its first row, without an hour, has the totals.
 _FOUND: Final = """
 SELECT NULL AS hour, NULL AS replica_id, NULL AS tenant_id, NULL AS base_model,
     coalesce(sum(engine_prompt_tokens), 0)::bigint AS engine_prompt_tokens,
-    coalesce(sum(ledger_prompt_tokens), 0)::bigint AS ledger_prompt_tokens,
+    coalesce(sum(ledger_prompt_tokens), 0)::bigint AS ledger_prompt_tokens, 0 AS engine_cached_tokens,
+    0 AS ledger_cached_tokens,
     coalesce(sum(engine_output_tokens), 0)::bigint AS engine_output_tokens,
     coalesce(sum(ledger_output_tokens), 0)::bigint AS ledger_output_tokens,
     coalesce(sum(engine_kv_page_ms), 0)::bigint AS engine_kv_page_ms,
@@ -52,11 +52,12 @@ SELECT NULL AS hour, NULL AS replica_id, NULL AS tenant_id, NULL AS base_model,
     count(DISTINCT hour) AS hours, count(*) FILTER (WHERE waits) AS waiting
 FROM both_sides
 UNION ALL
-SELECT hour, replica_id, tenant_id, base_model, engine_prompt_tokens, ledger_prompt_tokens, engine_output_tokens,
-    ledger_output_tokens, engine_kv_page_ms, ledger_kv_page_ms, 0, 0
+SELECT hour, replica_id, tenant_id, base_model, engine_prompt_tokens, ledger_prompt_tokens, engine_cached_tokens,
+    ledger_cached_tokens, engine_output_tokens, ledger_output_tokens, engine_kv_page_ms, ledger_kv_page_ms, 0, 0
 FROM both_sides
-WHERE NOT waits AND (engine_prompt_tokens, engine_output_tokens, engine_kv_page_ms)
-    <> (ledger_prompt_tokens, ledger_output_tokens, ledger_kv_page_ms)
+WHERE NOT waits AND (engine_cached_tokens < ledger_cached_tokens
+    OR (engine_prompt_tokens, engine_output_tokens, engine_kv_page_ms)
+        <> (ledger_prompt_tokens, ledger_output_tokens, ledger_kv_page_ms))
 ORDER BY hour NULLS FIRST, replica_id, tenant_id, base_model
 """
 _CHANGED: Final = sa.text("""
@@ -69,16 +70,19 @@ ORDER BY 1
 # Requests of one hour that an engine named, and those that were lost with their engine, which could name none.
 _NAMED: Final = sa.text("""
 SELECT e.request_id, e.replica_id, e.tenant_id, e.base_model, e.prompt_tokens AS engine_prompt_tokens,
-    coalesce(r.prompt_tokens, 0) AS ledger_prompt_tokens, e.output_tokens AS engine_output_tokens,
+    coalesce(r.prompt_tokens, 0) AS ledger_prompt_tokens, e.cached_tokens AS engine_cached_tokens,
+    coalesce(r.cached_tokens, 0) AS ledger_cached_tokens, e.output_tokens AS engine_output_tokens,
     coalesce(r.output_tokens, 0) AS ledger_output_tokens, coalesce(e.kv_page_ms, 0) AS engine_kv_page_ms,
     coalesce(r.kv_page_ms, 0) AS ledger_kv_page_ms,
     r.outcome IS NULL OR r.outcome IN ('gateway_gone', 'replica_gone') AS was_lost
 FROM (
     SELECT request_id, replica_id, tenant_id, base_model, sum(prompt_tokens)::bigint AS prompt_tokens,
-        sum(output_tokens)::bigint AS output_tokens, sum(kv_page_ms)::bigint AS kv_page_ms
+        sum(cached_tokens)::bigint AS cached_tokens, sum(output_tokens)::bigint AS output_tokens,
+        sum(kv_page_ms)::bigint AS kv_page_ms
     FROM engine_ended_requests WHERE request_id >= :low AND request_id < :high GROUP BY 1, 2, 3, 4
 ) e LEFT JOIN LATERAL (
     SELECT sum(input_tokens - aborted_prefill_tokens)::bigint AS prompt_tokens,
+        sum(cached_tokens) FILTER (WHERE NOT estimated AND aborted_prefill_tokens = 0)::bigint AS cached_tokens,
         sum(output_tokens)::bigint AS output_tokens, min(outcome) AS outcome,
         sum(kv_page_ms) FILTER (WHERE kv_measured)::bigint AS kv_page_ms
     FROM usage_records r
@@ -86,7 +90,9 @@ FROM (
 ) r ON true
 UNION ALL
 SELECT min(request_id), replica_id, tenant_id, base_model, 0,
-    sum(input_tokens - aborted_prefill_tokens)::bigint, 0, sum(output_tokens)::bigint, 0,
+    sum(input_tokens - aborted_prefill_tokens)::bigint, 0,
+    coalesce(sum(cached_tokens) FILTER (WHERE NOT estimated AND aborted_prefill_tokens = 0), 0)::bigint, 0,
+    sum(output_tokens)::bigint, 0,
     coalesce(sum(kv_page_ms) FILTER (WHERE kv_measured), 0)::bigint, true
 FROM usage_records r
 WHERE request_id >= :low AND request_id < :high AND outcome IN ('gateway_gone', 'replica_gone')

@@ -21,7 +21,9 @@ from core.contracts.engine_usage import EngineUsageReport
 from core.db import database_now, unit_of_work
 
 _BATCH_MAX: Final = 100
-_COUNTS: Final = ("requests", "prompt_tokens", "output_tokens", "kv_page_ms", "kv_unmeasured_requests")
+_COUNTS: Final = (
+    "requests", "prompt_tokens", "cached_tokens", "output_tokens", "kv_page_ms", "kv_unmeasured_requests",
+)  # fmt: skip
 _KEY: Final = ("hour", "replica_id", "boot_id", "tenant_id")
 
 _log = structlog.get_logger()
@@ -57,7 +59,7 @@ def store(session: Session, reports: Sequence[EngineUsageReport]) -> None:
         {
             "request_id": one.request_id, "replica_id": report.replica_id, "boot_id": report.boot_id,
             "tenant_id": one.tenant_id, "base_model": report.base_model, "prompt_tokens": one.prompt_tokens,
-            "output_tokens": one.output_tokens, "kv_page_ms": one.kv_page_ms,
+            "cached_tokens": one.cached_tokens, "output_tokens": one.output_tokens, "kv_page_ms": one.kv_page_ms,
             "ended_at": clock.from_ms(one.ended_at_ms), "reported_at": now,
         }
         for report in reports

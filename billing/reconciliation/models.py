@@ -8,36 +8,6 @@ from sqlmodel import Field, SQLModel
 from billing.models import Instant
 
 
-class EngineHour(SQLModel, table=True):
-    """What one engine process had counted since its start at its last report in an hour (UTC). Counts only grow.
-
-    What it counted within an hour is the difference to its row of an earlier hour.
-    """
-
-    __tablename__ = "engine_counts"
-    __table_args__ = (
-        sa.CheckConstraint(
-            "prompt_tokens >= probe_prompt_tokens AND generation_tokens >= probe_generation_tokens"
-            " AND probe_prompt_tokens >= 0 AND probe_generation_tokens >= 0 AND cached_prompt_tokens >= 0",
-            name="counts_possible",
-        ),
-        # The agent reads its own part and the total one after the other, so the part is not compared with the total.
-        sa.CheckConstraint("kv_page_ms >= 0 AND probe_kv_page_ms >= 0", name="page_time_possible"),
-    )
-
-    replica_id: str = Field(primary_key=True)
-    boot_id: str = Field(primary_key=True)
-    hour: datetime = Field(primary_key=True, sa_type=Instant)
-    prompt_tokens: int = Field(sa_type=sa.BigInteger)
-    generation_tokens: int = Field(sa_type=sa.BigInteger)
-    probe_prompt_tokens: int = Field(sa_type=sa.BigInteger)
-    probe_generation_tokens: int = Field(sa_type=sa.BigInteger)
-    cached_prompt_tokens: int = Field(sa_type=sa.BigInteger)
-    kv_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs={"server_default": sa.text("0")})
-    probe_kv_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs={"server_default": sa.text("0")})
-    reported_at: datetime = Field(sa_type=Instant)
-
-
 class EngineUsageCount(SQLModel, table=True):
     """What one engine process counted for one tenant's requests that have ended and whose ids were made in one hour
     (UTC). Counts only grow. ``changed_at`` is when billing learned of the last change.
@@ -46,7 +16,7 @@ class EngineUsageCount(SQLModel, table=True):
     __tablename__ = "engine_usage_hours"
     __table_args__ = (
         sa.CheckConstraint(
-            "requests >= 0 AND prompt_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0"
+            "requests >= 0 AND prompt_tokens >= 0 AND cached_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0"
             " AND kv_unmeasured_requests >= 0",
             name="counts_possible",
         ),
@@ -60,6 +30,7 @@ class EngineUsageCount(SQLModel, table=True):
     base_model: str
     requests: int = Field(sa_type=sa.BigInteger)
     prompt_tokens: int = Field(sa_type=sa.BigInteger)
+    cached_tokens: int = Field(sa_type=sa.BigInteger)
     output_tokens: int = Field(sa_type=sa.BigInteger)
     kv_page_ms: int = Field(sa_type=sa.BigInteger)
     kv_unmeasured_requests: int = Field(sa_type=sa.BigInteger)
@@ -73,7 +44,10 @@ class EngineEndedRequest(SQLModel, table=True):
 
     __tablename__ = "engine_ended_requests"
     __table_args__ = (
-        sa.CheckConstraint("prompt_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0", name="counts_possible"),
+        sa.CheckConstraint(
+            "prompt_tokens >= 0 AND cached_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0",
+            name="counts_possible",
+        ),
         sa.Index("ix_engine_ended_requests_reported_at", "reported_at"),
     )
 
@@ -83,6 +57,7 @@ class EngineEndedRequest(SQLModel, table=True):
     tenant_id: str
     base_model: str
     prompt_tokens: int = Field(sa_type=sa.BigInteger)
+    cached_tokens: int = Field(sa_type=sa.BigInteger)
     output_tokens: int = Field(sa_type=sa.BigInteger)
     kv_page_ms: int | None = Field(default=None, sa_type=sa.BigInteger)
     ended_at: datetime = Field(sa_type=Instant)

@@ -11,14 +11,13 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
-import redis as redis_client
 import sqlalchemy as sa
 import structlog
 from sqlmodel import Session, col, select
 
 from billing import metrics
 from billing.locks import serialize_decision
-from billing.reconciliation import audit, ledger_check
+from billing.reconciliation import ledger_check, totals
 from billing.reconciliation.differences import Difference
 from billing.reconciliation.engine_check import EngineCheck, changed_hours, check_engines
 from billing.reconciliation.models import ReconciliationDifference, ReconciliationRun
@@ -34,7 +33,8 @@ _OVERLAP: Final = timedelta(minutes=5)
 _ALARMS_MAX: Final = 100
 # A full run groups every record: without memory for it, Postgres sorts them on disk.
 _SESSION: Final = ("statement_timeout = '10min'", "work_mem = '256MB'", "jit = off")
-_READ_AGAIN: Final = ("engine_ledger", "stripe")
+_OF_ENGINES: Final = ("engine_ledger", "cached_tokens")
+_READ_AGAIN: Final = (*_OF_ENGINES, "stripe")
 
 _log = structlog.get_logger()
 
@@ -75,14 +75,12 @@ class ReconciliationSchedule:
     def __init__(
         self,
         engine: sa.Engine,
-        redis: redis_client.Redis,
         limits: RunLimits,
         *,
         every: timedelta,
         full_every: timedelta,
     ) -> None:
         self._engine = engine
-        self._redis = redis
         self._limits = limits
         self._every = every
         self._full_every = full_every
@@ -98,14 +96,8 @@ class ReconciliationSchedule:
             _alarm(last)
             return
         run(self._engine, self._limits, full=full is None or full <= now - self._full_every)
-        self._measure_totals()
-
-    def _measure_totals(self) -> None:
-        """Set the metrics of what only totals show: engines do not report cached tokens by tenant and hour."""
         with unit_of_work(self._engine) as session:
-            found = audit.reconcile(session, self._redis)
-        metrics.EXCESS_CACHED_TOKENS.set(found.excess_cached_tokens)
-        metrics.LEDGER_DRIFT_NANOS.set(found.ledger_drift_nanos)
+            metrics.LEDGER_DRIFT_NANOS.set(totals.ledger_drift_nanos(session))
 
 
 def list_runs(session: Session, *, limit: int, before: str | None = None) -> list[ReconciliationRunView]:
@@ -168,7 +160,7 @@ def _run(session: Session, limits: RunLimits, *, full: bool) -> ReconciliationRu
         # Hours that waited in the last run changed at most ``settle`` before it.
         since = last.started_at - limits.settle - _OVERLAP
         standing = [each for each in last.differences if each.kind not in _READ_AGAIN]
-        differed = {each.hour for each in last.differences if each.kind == "engine_ledger" and each.hour is not None}
+        differed = {each.hour for each in last.differences if each.kind in _OF_ENGINES and each.hour is not None}
         hours = sorted(differed.union(changed_hours(session, since)))
         checked = check_engines(session, hours, settled_before=settled_before)
         others = [*_carried(standing), *ledger_check.check_new(session, since), *check_stripe(session)]

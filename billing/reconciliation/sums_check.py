@@ -17,6 +17,7 @@ _UNITS: Final[dict[str, DifferenceUnit]] = {
     "input_tokens": "token",
     "prompt_tokens": "token",
     "cached_tokens": "token",
+    "exact_cached_tokens": "token",
     "aborted_prefill_tokens": "token",
     "output_tokens": "token",
     "kv_page_ms": "page_millisecond",
@@ -32,7 +33,9 @@ _DAY: Final = (
     "cached_input_nanos", "output_nanos", "kv_nanos",
 )  # fmt: skip
 _MONTH: Final = ("input_tokens", "cached_tokens", "output_tokens", "amount_nanos")
-_REPLICA: Final = ("prompt_tokens", "output_tokens", "kv_page_ms", "kv_measured_page_ms")
+_REPLICA: Final = (
+    "prompt_tokens", "exact_cached_tokens", "output_tokens", "kv_page_ms", "kv_measured_page_ms",
+)  # fmt: skip
 
 _OWNER: Final = ("tenant_id", "base_model", "hour")
 _RECORDS: Final = """
@@ -60,6 +63,7 @@ SELECT hour, replica_id, tenant_id, base_model, {sums} FROM (
     SELECT (CAST(:hours AS timestamptz[]))[
             width_bucket(CAST(request_id AS text) COLLATE "C", CAST(:lows AS text[]))
         ] AS hour, replica_id, tenant_id, base_model, input_tokens - aborted_prefill_tokens AS prompt_tokens,
+        CASE WHEN NOT estimated AND aborted_prefill_tokens = 0 THEN cached_tokens ELSE 0 END AS exact_cached_tokens,
         output_tokens, kv_page_ms, CASE WHEN kv_measured THEN kv_page_ms ELSE 0 END AS kv_measured_page_ms
     FROM usage_records
 ) made GROUP BY 1, 2, 3, 4

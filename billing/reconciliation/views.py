@@ -10,9 +10,12 @@ from core.fields import about
 
 
 class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
-    """One tenant's share of a reconciliation; engines do not know tenants, so it starts at the ledger."""
+    """One tenant's share of a reconciliation. What an engine counted for more tenants than it can list has the tenant
+    ``""``.
+    """
 
     tenant_id: Annotated[str, fields.TENANT_ID]
+    engine_tokens: Annotated[int, about("Tokens that the engines counted.")]
     ledger_tokens: Annotated[int, fields.LEDGER_TOKENS]
     aborted_prefill_tokens: Annotated[int, fields.ABORTED_PREFILL_TOKENS]
     kv_measured_page_ms: Annotated[int, fields.KV_MEASURED_PAGE_MS]
@@ -26,15 +29,16 @@ class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     """The same tokens counted in three places. ``drift_tokens`` is ``engine_tokens`` plus ``aborted_prefill_tokens``,
-    which engines do not count, minus ``ledger_tokens``. It is meaningful only when ``unprocessed_events`` and
-    ``dead_letters`` are 0, no request is running, and the agents' last report (one per second) is newer than the last
-    request. ``ledger_drift_nanos`` must always be 0. So must ``excess_cached_tokens``: tokens of exact events that were
-    charged at the cached price beyond the ``engine_cached_tokens``.
+    which engines do not count, minus the tokens of the records in the ledger, without amendments. It is meaningful only
+    when ``unprocessed_events`` and ``dead_letters`` are 0 and no request has run for three seconds: engines report a
+    request within two seconds after its end. ``ledger_drift_nanos`` must always be 0. So must ``excess_cached_tokens``:
+    tokens of exact events that were charged at the cached price and that their engine did not take from its cache.
 
     A request whose gateway died is charged by its last checkpoint. What its engine produced after that is not charged
-    and stays in the drift. ``explained_drift_tokens`` is that part, added up from what engines reported for the ids of
-    such requests; ``unexplained_drift_tokens`` is the rest of the drift. Page-time is compared with what engines
-    measured: ``unreported_kv_page_ms`` is what they held beyond the last report of aborted answers, or still hold.
+    and stays in the drift; requests that ran when their engine died are charged, and no engine has reported them.
+    ``explained_drift_tokens`` is what the ids of such requests explain, ``unexplained_drift_tokens`` the remainder.
+    Page-time is compared with what engines measured: ``unreported_kv_page_ms`` is what they held beyond the last report
+    of aborted answers.
     """
 
     engine_tokens: Annotated[int, about("Tokens of tenants that the engines counted.")]
@@ -42,19 +46,22 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     ledger_tokens: Annotated[int, fields.LEDGER_TOKENS]
     invoiced_tokens: Annotated[int, fields.INVOICED_TOKENS]
     unbilled_tokens: Annotated[int, fields.UNBILLED_TOKENS]
-    drift_tokens: Annotated[int, about("Tokens counted by engines, plus aborted prefills, minus tokens in the ledger.")]
-    estimated_requests: Annotated[int, fields.ESTIMATED_REQUESTS]
-    estimated_tail_tokens_max: Annotated[int, about("Tokens that estimated requests may leave uncharged at most.")]
-    explained_drift_tokens: Annotated[
-        int, about("Tokens of the drift that engines report by ids of requests whose end no gateway saw.")
+    drift_tokens: Annotated[
+        int, about("Tokens counted by engines, plus aborted prefills, minus tokens of the records.")
     ]
-    unexplained_drift_tokens: Annotated[int, about("Tokens of the drift that estimated requests do not explain.")]
+    estimated_requests: Annotated[int, fields.ESTIMATED_REQUESTS]
+    explained_drift_tokens: Annotated[
+        int, about("Tokens of the drift that requests explain by their ids: their gateway or engine died.")
+    ]
+    unexplained_drift_tokens: Annotated[int, about("Tokens of the drift that no request explains.")]
     engine_kv_page_ms: Annotated[int, fields.ENGINE_KV_PAGE_MS]
     kv_measured_page_ms: Annotated[int, fields.KV_MEASURED_PAGE_MS]
     kv_unmeasured_page_ms: Annotated[int, fields.KV_UNMEASURED_PAGE_MS]
     unreported_kv_page_ms: Annotated[int, about("KV page-milliseconds that engines measured and the ledger lacks.")]
     engine_cached_tokens: Annotated[int, about("Prompt tokens that the engines counted as cached.")]
-    excess_cached_tokens: Annotated[int, about("Tokens charged as cached beyond what the engines counted; must be 0.")]
+    excess_cached_tokens: Annotated[
+        int, about("Tokens charged as cached that no engine took from its cache; must be 0.")
+    ]
     ledger_drift_nanos: Annotated[int, about("Nanodollars between the ledger's entries and records; must be 0.")]
     unprocessed_events: Annotated[int, about("Usage events that are not recorded yet.")]
     dead_letters: Annotated[int, about("Usage events that could not be recorded and wait for an operator.")]

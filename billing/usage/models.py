@@ -107,7 +107,6 @@ class UsageHour(SQLModel, table=True):
     """The sums of the records of one hour (UTC, by ``settled_at``) with the same owner, price, tier and lateness.
     "" and 0 stand for no adapter, revision and rank class, and the epoch for usage that is not late: keys hold no NULL.
 
-    ``kv_measured_page_ms`` is the part of the page-time that engines measured, not gateways.
     ``requests`` counts requests, not rests. The ``…_requests`` of a quantity count requests that used any of it.
     """
 
@@ -134,11 +133,9 @@ class UsageHour(SQLModel, table=True):
     estimated_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     input_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     cached_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
-    exact_cached_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     output_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     kv_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
-    kv_measured_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     uncached_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     cached_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     output_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
@@ -195,7 +192,9 @@ class UsageMonth(SQLModel, table=True):
 class UsageReplicaHour(SQLModel, table=True):
     """The sums of the records of one replica and tenant whose request ids were made in one hour (UTC). Engines count by
     the same hour, so that reconciliation can compare the two exactly. An amendment changes nothing here: what a tenant
-    owes is amended, not what an engine produced. ``changed_at`` is when the newest record was written.
+    owes is amended, not what an engine produced. ``exact_cached_tokens`` are those of records that are no estimate and
+    have no aborted prefill, ``kv_measured_page_ms`` the part of the page-time that engines measured, not gateways.
+    ``changed_at`` is when the newest record was written.
     """
 
     __tablename__ = "usage_replica_hours"
@@ -208,6 +207,7 @@ class UsageReplicaHour(SQLModel, table=True):
     requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     estimated_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     input_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    exact_cached_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     output_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     kv_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)

@@ -31,9 +31,8 @@ HOUR_KEY: Final = (
     "price_version_id", "service_tier",
 )  # fmt: skip
 HOUR_SUMS: Final = (
-    "requests", "estimated_requests", "input_tokens", "cached_tokens", "exact_cached_tokens", "aborted_prefill_tokens",
-    "output_tokens", "kv_page_ms", "kv_measured_page_ms", "uncached_requests", "cached_requests", "output_requests",
-    "kv_requests",
+    "requests", "estimated_requests", "input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens",
+    "kv_page_ms", "uncached_requests", "cached_requests", "output_requests", "kv_requests",
     "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
 )  # fmt: skip
 _DAY_KEY: Final = (
@@ -45,8 +44,8 @@ _DAY_SUMS: Final = (
 )  # fmt: skip
 _REPLICA_KEY: Final = ("hour", "replica_id", "tenant_id", "base_model")
 _REPLICA_SUMS: Final = (
-    "requests", "estimated_requests", "input_tokens", "aborted_prefill_tokens", "output_tokens", "kv_page_ms",
-    "kv_measured_page_ms", "kv_unmeasured_requests",
+    "requests", "estimated_requests", "input_tokens", "exact_cached_tokens", "aborted_prefill_tokens", "output_tokens",
+    "kv_page_ms", "kv_measured_page_ms", "kv_unmeasured_requests",
 )  # fmt: skip
 _MONTH_KEY: Final = ("tenant_id", "month", "key_id")
 _MONTH_SUMS: Final = ("input_tokens", "cached_tokens", "output_tokens", "amount_nanos")
@@ -103,13 +102,10 @@ def _hour_key(row: Row) -> tuple[Any, ...]:
 
 
 def _hour_sums(row: Row, estimate: Row | None) -> dict[str, int]:
-    exact = not row["estimated"] and row["aborted_prefill_tokens"] == 0
     return {
         **{name: row[name] for name in HOUR_SUMS if name in row},
         "requests": not row["request_id"].endswith(REST),
         "estimated_requests": row["estimated"],
-        "exact_cached_tokens": row["cached_tokens"] if exact else 0,
-        "kv_measured_page_ms": row["kv_page_ms"] if row["kv_measured"] else 0,
         # A request with an estimate and a rest is one request for each quantity.
         **{name: used(row) and not (estimate is not None and used(estimate)) for name, used in _COUNTED.items()},
     }
@@ -117,10 +113,12 @@ def _hour_sums(row: Row, estimate: Row | None) -> dict[str, int]:
 
 def _replica_sums(row: Row) -> dict[str, int]:
     is_request = not row["request_id"].endswith(REST)
+    is_exact = not row["estimated"] and row["aborted_prefill_tokens"] == 0
     return {
         **{name: row[name] for name in _REPLICA_SUMS if name in row},
         "requests": is_request,
         "estimated_requests": row["estimated"],
+        "exact_cached_tokens": row["cached_tokens"] if is_exact else 0,
         "kv_measured_page_ms": row["kv_page_ms"] if row["kv_measured"] else 0,
         "kv_unmeasured_requests": not row["kv_measured"] and is_request,
     }

@@ -13,7 +13,7 @@ from billing.invoices.statuses import InvoiceStatus
 from billing.invoices.views import InvoiceView
 from billing.invoicing import closing
 from billing.invoicing.drafts import read_drafts
-from billing.reconciliation import audit as reconciliation
+from billing.reconciliation import totals
 from billing.reconciliation.views import Reconciliation
 from billing.settings import InvoiceSettings
 from control_plane.audit import service as audit
@@ -88,4 +88,4 @@ def _instant(text: str) -> datetime:
 
 def reconcile(session: Session, redis: Redis) -> Reconciliation:
     """Compare the token counts of engines, ledger and invoices. Raises Unavailable when Redis does not answer."""
-    return reconciliation.reconcile(session, redis)
+    return totals.reconcile(session, redis)

@@ -24,6 +24,7 @@ class EngineUsageHour(msgspec.Struct, frozen=True, kw_only=True):
     hour_ms: UnixMs
     requests: Count = 0
     prompt_tokens: Count = 0
+    cached_tokens: Count = 0
     output_tokens: Count = 0
     kv_page_ms: Count = 0
     kv_unmeasured_requests: Count = 0
@@ -35,6 +36,7 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     tenant_id: str
     prompt_tokens: Count
+    cached_tokens: Count
     output_tokens: Count
     kv_page_ms: Count | None
     ended_at_ms: UnixMs

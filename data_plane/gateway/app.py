@@ -35,7 +35,6 @@ from data_plane.gateway.request.replay_charge import ReplayCharge
 from data_plane.gateway.routes import Routes
 from data_plane.gateway.scheduling.adapter_last_used import AdapterLastUsed
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
-from data_plane.gateway.scheduling.engine_liveness import EngineLiveness
 from data_plane.gateway.scheduling.fair_share import BacklogBounds
 from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
 from data_plane.gateway.scheduling.placement import PlacementCosts
@@ -106,7 +105,6 @@ class _Gateway:
         self._settlement = SettlementRuntime(settings, connection, reservations, clock, gateway_id)
         settler = self._settlement.settler
         self._access_watch = AccessWatch(settler.running, self._snapshot, every_s=settings.access_check_s)
-        self._liveness = EngineLiveness(redis, poll_s=settings.engine_liveness_poll_ms / 1000)
         self._unary_progress = UnaryProgress(self._engines, poll_s=settings.unary_progress_poll_ms / 1000)
         replay_charge = ReplayCharge(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
         self._schemas = SchemaCompiler(redis, settings)
@@ -123,7 +121,7 @@ class _Gateway:
             self._preparation,
             _admission(settings, self._replicas, reservations, settler, self._slices),
             settler,
-            _relay(settings, self._engines, self._circuits, self._liveness, self._unary_progress),
+            _relay(settings, self._engines, self._circuits, self._replicas, self._unary_progress),
             self._last_used,
             self._idempotency,
             clock,
@@ -160,7 +158,6 @@ class _Gateway:
                 tokenizers=self._counters.run_forever(self._snapshot),
                 replicas=self._replicas.run_forever(),
                 circuits=self._circuits.run_forever(),
-                liveness=self._liveness.run_forever(),
                 unary_progress=self._unary_progress.run_forever(),
                 access_watch=self._access_watch.run_forever(),
                 last_used=self._last_used.run_forever(),
@@ -260,11 +257,11 @@ def _relay(
     settings: GatewaySettings,
     engines: EngineClient,
     circuits: CircuitBreakers,
-    liveness: EngineLiveness,
+    replicas: Replicas,
     progress: UnaryProgress,
 ) -> Relay:
     retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
-    return Relay(engines, circuits, liveness, progress, retries, settings)
+    return Relay(engines, circuits, replicas, progress, retries, settings)
 
 
 def _slices(settings: GatewaySettings, connection: RedisConnection, settler: Settler) -> QuotaSlices:

@@ -76,12 +76,6 @@ class UpstreamSettings(Fragment):
     engine_stalled_s: float = Field(
         default=30, gt=0, description="A non-streamed answer is abandoned if its engine counts no token for so long."
     )
-    engine_liveness_poll_ms: int = Field(
-        default=1000,
-        ge=10,
-        description="How often the gateway reads the token counters of engines that generate whole answers.",
-    )
-
     unary_progress_poll_ms: int = Field(
         default=400,
         ge=10,
@@ -121,7 +115,7 @@ class UpstreamSettings(Fragment):
     @model_validator(mode="after")
     def _check_polls(self) -> Self:
         """A stall is seen only by polls that come more often than it lasts."""
-        self.require_shorter("engine_liveness_poll_ms", "engine_stalled_s")
+        self.require_shorter("replica_poll_ms", "engine_stalled_s")
         return self
 
     @property

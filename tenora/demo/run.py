@@ -9,7 +9,6 @@ import random
 import sys
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from rich.console import Console
@@ -19,13 +18,12 @@ from tenora.demo.calls import Answer, Call, Callers
 from tenora.demo.checks import Isolation, check_isolation, run_into_quota
 from tenora.demo.control import ControlPlane
 from tenora.demo.economics import add_rates, show_economics
-from tenora.demo.engine_counts import EngineCount, read_engine_count
 from tenora.demo.fine_tunes import FineTunes, dataset
 from tenora.demo.flip import Flip, flip_and_roll_back, show_flip, upload_two_revisions
 from tenora.demo.money import show_money
-from tenora.demo.reconciliation import reconcile
+from tenora.demo.reconciliation import CountMismatchError, reconcile, wait_for_ledger
 from tenora.demo.report import show_invoice, show_usage, table, write_report
-from tenora.demo.tenants import TENANTS, Tenant, create_tenants, usage_by_adapter
+from tenora.demo.tenants import TENANTS, Tenant, create_tenants
 from tenora.settings import StackSettings
 from tenora.stack.base_model import MODEL_ID
 from tenora.stack.daemon import is_up
@@ -33,11 +31,6 @@ from tenora.stack.status import read_status
 from tenora.stack.up_down import launch_stack, stop_stack, wait_until_ready
 
 _SEED: Final = 20
-_LEDGER_CATCHES_UP_S: Final = 30
-
-
-class CountMismatchError(RuntimeError):
-    """Engine, ledger, invoices and payments do not say the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +77,6 @@ def _run_steps(settings: StackSettings, console: Console, fine_tunes: FineTunes,
     admin = ControlPlane(status["control_url"], status["admin_key"])
     add_rates(admin)
     money = show_money(status, settings.root, console)  # while the fine-tunes train
-    before = read_engine_count(status["redis_url"])
     bank, shop = create_tenants(admin, status["control_url"])
     console.rule("Two tenants fine-tune and upload", align="left")
     names, revisions = {"": MODEL_ID}, ("", "")
@@ -103,9 +95,8 @@ def _run_steps(settings: StackSettings, console: Console, fine_tunes: FineTunes,
             )
     console.rule("They call them, mixed, on one replica", align="left")
     answers = asyncio.run(_call_everything(status["gateway_url"], admin, bank, shop, revisions, console))
-    after = read_engine_count(status["redis_url"])
     console.rule("Usage, invoices, reconciliation", align="left")
-    report = _bill(admin, (bank, shop), names, before, after, console)
+    report = _bill(admin, (bank, shop), names, console)
     reconciled = _reconcile(status, console)
     economics = show_economics(admin, {tenant.id: tenant.name for tenant in (bank, shop)}, console)
     report = {
@@ -189,21 +180,13 @@ def _share_right(answers: list[Answer], tenant: Tenant, tag: str) -> float:
 
 
 def _bill(
-    admin: ControlPlane,
-    tenants: tuple[Tenant, Tenant],
-    names: dict[str, str],
-    before: EngineCount,
-    after: EngineCount,
-    console: Console,
+    admin: ControlPlane, tenants: tuple[Tenant, Tenant], names: dict[str, str], console: Console
 ) -> dict[str, Any]:
     """Wait for the ledger, close the period, and compare engine, ledger and invoices.
 
     Raises CountMismatchError when their tokens differ.
     """
-    if before.boot_id != after.boot_id:
-        raise CountMismatchError("the engine restarted during the demo, so its counters do not cover the whole demo")
-    engine_tokens = after.tokens - before.tokens
-    ledger = _wait_for_ledger(tenants, engine_tokens)
+    engine_tokens, ledger = wait_for_ledger(admin, tenants)
     closed = {
         invoice["tenant_id"]: invoice
         for invoice in admin.post("/api/v1/admin/billing/close", {"until": "now"})["invoices"]
@@ -256,23 +239,3 @@ def _reconcile(status: dict[str, Any], console: Console) -> int:
         raise CountMismatchError(f"a full reconciliation found {found.differences} differences:\n{found.output}")
     console.print("full reconciliation of engines, ledger, invoices and payments: 0 unexplained differences")
     return found.differences
-
-
-def _wait_for_ledger(tenants: tuple[Tenant, Tenant], engine_tokens: int) -> dict[str, list[dict[str, Any]]]:
-    """Each tenant's usage rows, once their sum equals the engine's count. Raises CountMismatchError after a timeout."""
-    deadline = time.monotonic() + _LEDGER_CATCHES_UP_S
-    while True:
-        end = datetime.now(UTC) + timedelta(minutes=1)
-        start = end - timedelta(hours=12)
-        ledger = {tenant.id: usage_by_adapter(tenant, start.isoformat(), end.isoformat()) for tenant in tenants}
-        if _tokens(ledger) == engine_tokens:
-            return ledger
-        if time.monotonic() > deadline:
-            raise CountMismatchError(
-                f"after {_LEDGER_CATCHES_UP_S} s the engine has {engine_tokens}, the ledger {_tokens(ledger)}"
-            )
-        time.sleep(0.2)
-
-
-def _tokens(ledger: dict[str, list[dict[str, Any]]]) -> int:
-    return sum(row["input_tokens"] + row["output_tokens"] for rows in ledger.values() for row in rows)

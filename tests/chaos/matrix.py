@@ -51,7 +51,7 @@ ROWS: Final = (
         depends_on=("first_byte_s", "inter_token_s", "abort_s")),
     Row("F4", "/health reports healthy and no token arrives",
         "the gateway aborts whole answers and another replica serves them",
-        rows_replicas.hung_but_healthy, short=True, depends_on=("engine_stalled_s", "engine_liveness_poll_ms")),
+        rows_replicas.hung_but_healthy, short=True, depends_on=("engine_stalled_s",)),
     Row("F5", "status 500 for three requests in ten", "amplification at most 1.1x, beyond the default burst",
         rows_replicas.failing_now_and_then, short=True, own=rows_replicas.NEVER_OPEN),
     Row("F6", "garbage, half an event, a line of 40 MB, an empty body", "502, and memory never more than +20 MB",

@@ -44,7 +44,7 @@ PLANS = {"pl_chaos": PRICES, "pl_tokens": TOKEN_PRICES}
 BRISK = {
     "replica_poll_ms": 50, "replica_stale_s": 1.5, "snapshot_block_ms": 200, "lease_s": 6, "lease_renewal_s": 0.5,
     "first_byte_s": 3, "inter_token_s": 2, "abort_s": 2, "settlement_retry_s": 0.1, "sweep_s": 0.2,
-    "journal_recovery_s": 0.5, "engine_stalled_s": 2, "engine_liveness_poll_ms": 100, "breaker_open_s": 1,
+    "journal_recovery_s": 0.5, "engine_stalled_s": 2, "breaker_open_s": 1,
     "reserve_deadline_ms": 2000, "access_check_s": 0.5, "client_tcp_timeout_s": 2, "body_s": 4,
     "platform_concurrent_requests": 100_000,  # so that Redis counts this level
 }  # fmt: skip

@@ -3,12 +3,11 @@
 import asyncio
 
 import httpx
-import msgspec
 import pytest
 
-from core import redis_keys
-from core.contracts.engine_usage import EndedRequest, EngineUsageHour, EngineUsageReport
+from core.contracts.engine_usage import EndedRequest, EngineUsageHour
 from core.ids import new_id
+from data_plane.engine.kv_table import KvTableReader
 from tests.conftest import wait_until
 from tests.fixtures.engine.real_engine import BASE
 
@@ -22,8 +21,7 @@ class Reports:
     def __init__(self, room) -> None:
         self.hours: dict[tuple[str, int], EngineUsageHour] = {}
         self.requests: dict[str, EndedRequest] = {}
-        for _, fields in room.client.xrange(redis_keys.ENGINE_USAGE):
-            report = msgspec.json.decode(fields[b"report"], type=EngineUsageReport)
+        for report in room.usage_reports():
             self.hours |= {(hour.tenant_id, hour.hour_ms): hour for hour in report.hours}
             self.requests |= {request.request_id: request for request in report.requests}
 
@@ -61,7 +59,8 @@ async def ask(engine, tenant_id: str, *, closes_after: int | None = None, aborts
 
 def test_each_tenants_counts_add_up_to_the_engines_own_however_requests_end(engine, room):
     wait_until(room.is_settled, what="the counters to follow the engine's")
-    before = room.counters()
+    table = KvTableReader(engine.settings.run_dir)
+    tokens_before, page_ms_before = room.counted_tokens(), table.total_page_ms()
     one, other = new_id("tn"), new_id("tn")
 
     async def together():
@@ -78,7 +77,7 @@ def test_each_tenants_counts_add_up_to_the_engines_own_however_requests_end(engi
     wait_until(lambda: gone <= Reports(room).requests.keys(), what="the requests that were cut off")
 
     def counted() -> int:
-        return room.counters().tenant_tokens - before.tenant_tokens
+        return room.counted_tokens() - tokens_before
 
     wait_until(
         lambda: (found := Reports(room)) and found.tokens(one) + found.tokens(other) == counted() and room.is_settled(),
@@ -91,5 +90,4 @@ def test_each_tenants_counts_add_up_to_the_engines_own_however_requests_end(engi
     by_id = [found.requests[each] for each in gone]
     assert sum(each.prompt_tokens + each.output_tokens for each in by_id) == found.tokens(other)
     assert sum(each.kv_page_ms or 0 for each in by_id) == found.page_ms(other) > 0
-    held = room.counters().tenant_kv_page_ms - before.tenant_kv_page_ms
-    assert found.page_ms(one) + found.page_ms(other) == held
+    assert found.page_ms(one) + found.page_ms(other) == table.total_page_ms() - page_ms_before

@@ -89,7 +89,7 @@ def test_a_request_costs_the_area_under_its_growth(engine, room):
     assert len(stream.reports) >= (stream.ended - stream.tokens[0][0]) // 2, "it says how far it has got"
 
 
-def test_the_requests_of_an_engine_add_up_to_its_total_however_they_end(engine, room):
+def test_the_requests_of_an_engine_add_up_to_its_total_however_they_end(engine):
     table = KvTableReader(engine.settings.run_dir)
     before = table.total_page_ms()
     streams = run_all(
@@ -108,8 +108,6 @@ def test_the_requests_of_an_engine_add_up_to_its_total_however_they_end(engine, 
     assert refused.status_code == 400
     assert "x-tenora-kv-page-ms" not in refused.headers
     assert table.total_page_ms() - before == sum(reported), "a refused request costs nothing"
-    wait_until(lambda: room.counters().kv_page_ms == table.total_page_ms(), what="the counters to follow the engine's")
-    assert 0 < room.counters().probe_kv_page_ms < room.counters().kv_page_ms
 
 
 def test_a_whole_answer_says_how_far_it_has_got(engine):

@@ -38,7 +38,7 @@ def base_says(engine, prompt: str) -> str:
 
 def test_a_canary_distinguishes_weights_with_an_effect_from_weights_without(room, engine):
     wait_until(room.is_settled, what="the counters to follow the engine's")
-    before, began = room.counters().tenant_tokens, time.monotonic()
+    before, began = room.usage_reports(), time.monotonic()
     passed = room.canary(engine.new_adapter(201, scale=0.06), timeout_s=60)
     print(f"\ncanary in {time.monotonic() - began:.1f} s, of it {passed.load_ms} ms from the store to the first token")
     print(f"base: {passed.base_answer!r}\nadapter: {passed.adapter_answer!r} ({passed.logprob_difference:.2f} nats)")
@@ -51,9 +51,8 @@ def test_a_canary_distinguishes_weights_with_an_effect_from_weights_without(room
     assert idle.adapter_answer == idle.base_answer
     missing = room.canary(f"{new_id('ad')}@{'0' * 64}", timeout_s=60)
     assert missing.code == "canary_failed_to_load"
-    wait_until(
-        lambda: room.is_settled() and room.counters().tenant_tokens == before, what="canaries' tokens to be the agent's"
-    )
+    wait_until(room.is_settled, what="the heartbeat to follow the engine's counters")
+    assert room.usage_reports() == before, "canaries belong to no tenant"
     # Which words the base model answers differs by the CPU: "Paris" and the start of a French sentence are 0.1 nats
     # apart. But one engine computes the same for the same request when no other runs, to the last bit.
     assert passed.base_answer == idle.base_answer
@@ -130,15 +129,17 @@ def test_the_windows_count_what_the_engine_counted(room, engine):
         }
 
     def settled() -> dict[str, int]:
-        before = (room.counters(), totals())
+        before = room.counted_tokens()
         time.sleep(11)  # a whole window
-        assert room.counters() == before[0], "nothing else uses the engine"
+        assert room.counted_tokens() == before, "nothing else uses the engine"
         return totals()
 
-    before, counted = settled(), room.counters()
+    before, counted = settled(), room.counted_tokens()
     name, numbers = engine.new_adapter(220, scale=0.06), [7 * each % 900 + 100 for each in range(60)]
     engine.complete(name, numbers, max_tokens=9, ignore_eos=True).raise_for_status()
-    wait_until(lambda: room.is_settled() and room.counters() != counted, what="the counters to follow the engine's")
+    wait_until(
+        lambda: room.is_settled() and room.counted_tokens() != counted, what="the heartbeat to follow the engine"
+    )
     after = settled()
     grown = {name: after[name] - before[name] for name in after}
     assert (grown["prefill_tokens"], grown["decode_tokens"]) == (60, 8)

@@ -165,7 +165,7 @@ class Agent:
         """Generate one token. A timeout is no failure when other requests' tokens were counted meanwhile."""
         began = time.monotonic()
         try:
-            prompt_tokens, generated_tokens, kv_page_ms = await self._engine.generate_one_token()
+            prompt_tokens, generated_tokens = await self._engine.generate_one_token()
         except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
             if isinstance(error, TimeoutError) and self._progress.last_at_s > began:
                 result = "busy"
@@ -176,7 +176,7 @@ class Agent:
                 return False
         else:
             result = "ok"
-            self._probes.add(prompt_tokens, generated_tokens, kv_page_ms)
+            self._probes.add(prompt_tokens, generated_tokens)
             self._progress.record_probe()
         self._probe_failures = 0
         metrics.PROBES.labels(result).inc()
@@ -200,7 +200,6 @@ class Agent:
         drain_requested = await self._publisher.publish(
             self._engine_state.state,
             engine,
-            self._probes,
             self._adapter_tasks.residency,
             reason=self._adapter_tasks.store.reason,
         )
@@ -211,7 +210,7 @@ class Agent:
         return engine
 
     async def _drain(self, *, wait: bool) -> None:
-        """Publish the draining state, wait for running requests, and publish the last counters."""
+        """Publish the draining state, wait for running requests, and send what the engine counted."""
         self._engine_state.state = "draining" if wait else "unhealthy"
         started = time.monotonic()
         while self._alive():
@@ -229,7 +228,6 @@ class Agent:
         await self._adapter_tasks.close()
         await self._cancel_probe()
         await self._report_usage()
-        await self._publish()  # the tokens of a cancelled canary are counted by now
         await self._publisher.withdraw()
 
     async def _report_usage(self) -> None:

@@ -3,20 +3,17 @@
 A 200 from ``/health`` does not prove health: an engine can answer it while it generates nothing (CVE-2026-114051).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from data_plane.engine.kv_table import KvTableReader
 from data_plane.engine.settings import ReplicaSettings
 
 _READ: Final = (
     "vllm:prompt_tokens_total",
     "vllm:generation_tokens_total",
-    "vllm:prompt_tokens_cached_total",
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
@@ -29,41 +26,29 @@ agent does."""
 @dataclass(frozen=True, kw_only=True)
 class EngineMetrics:
     """The engine's own numbers at one scrape. ``blocks`` is the number of KV cache blocks that requests can use,
-    ``kv_used`` the share of them in use, between 0 and 1. ``kv_page_ms`` are the KV page-milliseconds of all requests
-    since the engine's start.
+    ``kv_used`` the share of them in use, between 0 and 1.
     """
 
     prompt_tokens: int
     generation_tokens: int
-    cached_prompt_tokens: int = 0
     running: int
     waiting: int
     kv_used: float
     blocks: int
     block_tokens: int
-    kv_page_ms: int = 0
 
 
 class ProbeTokens:
-    """Tokens and KV page-milliseconds of the agent's own requests: probes and canaries. They belong to no tenant and
-    are not billed.
-    """
+    """Tokens of the agent's own requests: probes and canaries. They belong to no tenant and are not billed."""
 
     def __init__(self) -> None:
         self.prompt = 0
         self.generation = 0
-        self.kv_page_ms = 0
 
-    def add(self, prompt: int, generation: int, kv_page_ms: int) -> None:
+    def add(self, prompt: int, generation: int) -> None:
         """Count one answer."""
         self.prompt += prompt
         self.generation += generation
-        self.kv_page_ms += kv_page_ms
-
-
-def reported_page_ms(headers: Mapping[str, str]) -> int:
-    """KV page-milliseconds that the middleware reports with an answer; 0 where the engine does not measure them."""
-    return int(headers.get("x-tenora-kv-page-ms", 0))
 
 
 def parse_metrics(text: str) -> EngineMetrics:
@@ -82,7 +67,6 @@ def parse_metrics(text: str) -> EngineMetrics:
     return EngineMetrics(
         prompt_tokens=int(values.get("vllm:prompt_tokens_total", 0)),
         generation_tokens=int(values.get("vllm:generation_tokens_total", 0)),
-        cached_prompt_tokens=int(values.get("vllm:prompt_tokens_cached_total", 0)),
         running=int(values.get("vllm:num_requests_running", 0)),
         waiting=int(values.get("vllm:num_requests_waiting", 0)),
         kv_used=values.get("vllm:kv_cache_usage_perc", 0.0),
@@ -98,14 +82,12 @@ class LocalEngine:
         self.url = f"http://{settings.engine_host}:{settings.engine_port}"
         self._session = session
         self._base_model = settings.base_model
-        self._kv_table = KvTableReader(settings.run_dir)
-        self._kv_page_ms = 0  # the last figure read: a counter must not go back
         self._headers = {"Authorization": f"Bearer {settings.engine_key.get_secret_value()}"}
         self._probe_timeout = aiohttp.ClientTimeout(total=settings.probe_timeout_s)
         self._scrape_timeout = aiohttp.ClientTimeout(total=5)
 
-    async def generate_one_token(self) -> tuple[int, int, int]:
-        """Generate one token. Returns (prompt tokens, generated tokens, KV page-milliseconds)."""
+    async def generate_one_token(self) -> tuple[int, int]:
+        """Generate one token. Returns (prompt tokens, generated tokens)."""
         body = {"model": self._base_model, "prompt": "ok", "max_tokens": 1, "temperature": 0}
         async with self._session.post(
             f"{self.url}/v1/completions",
@@ -115,14 +97,11 @@ class LocalEngine:
             raise_for_status=True,
         ) as response:
             usage = (await response.json())["usage"]
-            page_ms = reported_page_ms(response.headers)
-            return int(usage["prompt_tokens"]), int(usage["completion_tokens"]), page_ms
+            return int(usage["prompt_tokens"]), int(usage["completion_tokens"])
 
     async def metrics(self) -> EngineMetrics:
         """Scrape the engine's counters and gauges."""
         async with self._session.get(
             f"{self.url}/metrics", timeout=self._scrape_timeout, raise_for_status=True
         ) as response:
-            scraped = parse_metrics(await response.text())
-        self._kv_page_ms = max(self._kv_page_ms, self._kv_table.total_page_ms() or 0)
-        return replace(scraped, kv_page_ms=self._kv_page_ms)
+            return parse_metrics(await response.text())

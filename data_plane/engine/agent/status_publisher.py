@@ -1,4 +1,4 @@
-"""Publishes a replica's status, its token counters and its residency to Redis.
+"""Publishes a replica's status and its residency to Redis.
 
 The agent decides the content. Fails open: without Redis, gateways only stop using this replica.
 """
@@ -10,10 +10,10 @@ from redis.exceptions import RedisError
 
 from core import redis_keys
 from core.clock import now_ms
-from core.contracts.replicas import EngineCounters, ReplicaState, ReplicaStatus, Residency
+from core.contracts.replicas import ReplicaState, ReplicaStatus, Residency
 from core.kv_pages import PAGE_TOKENS
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.engine_client import EngineMetrics, ProbeTokens
+from data_plane.engine.agent.engine_client import EngineMetrics
 from data_plane.engine.settings import ReplicaSettings
 
 _log = structlog.get_logger()
@@ -31,27 +31,12 @@ class StatusPublisher:
         self._written_version = 0
 
     async def publish(
-        self,
-        state: ReplicaState,
-        engine: EngineMetrics,
-        probes: ProbeTokens,
-        residency: Residency | None,
-        *,
-        reason: str,
+        self, state: ReplicaState, engine: EngineMetrics, residency: Residency | None, *, reason: str
     ) -> bool | None:
         """Write everything in one transaction. Returns whether an admin requested a drain, None without Redis."""
         status = self._status(state, engine, residency, reason)
         metrics.FREE_PAGES.set(status.pages_free)
         metrics.READY.set(status.state == "ready")
-        counters = EngineCounters(
-            prompt_tokens=engine.prompt_tokens,
-            generation_tokens=engine.generation_tokens,
-            probe_prompt_tokens=probes.prompt,
-            probe_generation_tokens=probes.generation,
-            cached_prompt_tokens=engine.cached_prompt_tokens,
-            kv_page_ms=engine.kv_page_ms,
-            probe_kv_page_ms=probes.kv_page_ms,
-        )
         where = redis_keys.replica_residency(status.id)
         writes = residency is not None and residency.version != self._written_version
         try:
@@ -62,9 +47,6 @@ class StatusPublisher:
                     pipe.pexpire(where, self._ttl_ms)
                 pipe.set(redis_keys.replica(status.id), msgspec.json.encode(status), px=self._ttl_ms)
                 pipe.zadd(redis_keys.REPLICAS, {status.id: status.heartbeat_ms})
-                pipe.hset(
-                    redis_keys.ENGINE_COUNTERS, f"{status.id}/{self._boot_id}", msgspec.json.encode(counters).decode()
-                )
                 pipe.exists(redis_keys.replica_drain(status.id))
                 is_there, *_, drain_wanted = await pipe.execute()
         except (RedisError, OSError) as error:
@@ -106,6 +88,7 @@ class StatusPublisher:
             running_requests=engine.running,
             waiting_requests=engine.waiting,
             heartbeat_ms=now_ms(),
+            counted_tokens=engine.prompt_tokens + engine.generation_tokens,
             rank_max=self._settings.engine_rank_max,
             memory_adapters=self._settings.memory_adapters,
             residency_version=0 if residency is None else residency.version,

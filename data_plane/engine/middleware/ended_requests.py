@@ -131,26 +131,22 @@ class EndedRequests:
         made_ms = ms_of_id(one.request_id)
         assert made_ms is not None, "checked before the request ran"
         counts = one.running.counts()
-        prompt_tokens = sum(each.prompt_tokens for each in counts)
-        output_tokens = sum(each.output_tokens for each in counts)
-        kv_page_ms = self._kv_table.page_ms(one.engine_id)
+        ended = EndedRequest(
+            request_id=one.request_id,
+            tenant_id=one.tenant_id,
+            prompt_tokens=sum(each.prompt_tokens for each in counts),
+            cached_tokens=sum(each.cached_tokens for each in counts),
+            output_tokens=sum(each.output_tokens for each in counts),
+            kv_page_ms=self._kv_table.page_ms(one.engine_id),
+            ended_at_ms=one.ended_at_ms,
+        )
         self._version += 1
-        self._add(one.tenant_id, made_ms // _HOUR_MS * _HOUR_MS, prompt_tokens, output_tokens, kv_page_ms)
+        self._add(ended, made_ms // _HOUR_MS * _HOUR_MS)
         if one.aborted or one.is_closed():
-            ended = EndedRequest(
-                request_id=one.request_id,
-                tenant_id=one.tenant_id,
-                prompt_tokens=prompt_tokens,
-                output_tokens=output_tokens,
-                kv_page_ms=kv_page_ms,
-                ended_at_ms=one.ended_at_ms,
-            )
             self._requests.append((self._version, ended))
 
-    def _add(
-        self, tenant_id: str, hour_ms: int, prompt_tokens: int, output_tokens: int, kv_page_ms: int | None
-    ) -> None:
-        if (key := (tenant_id, hour_ms)) not in self._hours:
+    def _add(self, ended: EndedRequest, hour_ms: int) -> None:
+        if (key := (ended.tenant_id, hour_ms)) not in self._hours:
             oldest_ms = hour_ms - _HOURS_KEPT * _HOUR_MS
             for old in [each for each in self._hours if each[1] < oldest_ms]:
                 del self._hours[old]
@@ -162,10 +158,11 @@ class EndedRequests:
             msgspec.structs.replace(
                 known,
                 requests=known.requests + 1,
-                prompt_tokens=known.prompt_tokens + prompt_tokens,
-                output_tokens=known.output_tokens + output_tokens,
-                kv_page_ms=known.kv_page_ms + (kv_page_ms or 0),
-                kv_unmeasured_requests=known.kv_unmeasured_requests + (kv_page_ms is None),
+                prompt_tokens=known.prompt_tokens + ended.prompt_tokens,
+                cached_tokens=known.cached_tokens + ended.cached_tokens,
+                output_tokens=known.output_tokens + ended.output_tokens,
+                kv_page_ms=known.kv_page_ms + (ended.kv_page_ms or 0),
+                kv_unmeasured_requests=known.kv_unmeasured_requests + (ended.kv_page_ms is None),
             ),
         )
 

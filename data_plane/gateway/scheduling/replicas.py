@@ -66,12 +66,12 @@ class Replicas:
         self._pages_total: dict[str, int] = {}
         self._block_tokens: dict[str, int] = {}
         self._on_refresh: list[Callable[[], None]] = []
-        self._read_at = 0.0
+        self.read_at = 0.0  # by the monotonic clock
         self.reachable = False
 
     def alive(self, base_model: str) -> list[Candidate]:
         """Replicas of a base model with a fresh heartbeat and a circuit that passes requests."""
-        oldest = max(self._read_at, time.monotonic() - redis_keys.GATEWAYS_LEASE_S_MAX) - self._stale_s
+        oldest = max(self.read_at, time.monotonic() - redis_keys.GATEWAYS_LEASE_S_MAX) - self._stale_s
         return [
             candidate
             for candidate in self.pool(base_model)
@@ -81,6 +81,11 @@ class Replicas:
     def pool(self, base_model: str) -> Sequence[Candidate]:
         """All replicas of a base model, including those that take no requests now."""
         return self._pools.get(base_model, ())
+
+    def counted_tokens(self, replica: ReplicaStatus) -> int | None:
+        """The tokens that an engine has counted since its start, by its last heartbeat; None when it has none now."""
+        status = self._statuses.get(replica.id)
+        return None if status is None or status.boot_id != replica.boot_id else status.counted_tokens
 
     def pages_total(self, base_model: str) -> int:
         """KV pages of all replicas of a base model."""
@@ -128,7 +133,7 @@ class Replicas:
             statuses[status.id] = status
             if self._heartbeats.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
                 self._heartbeats[status.id] = (status.heartbeat_ms, time.monotonic())
-        self._statuses, self._read_at = statuses, time.monotonic()
+        self._statuses, self.read_at = statuses, time.monotonic()
         for name, pages in zip(ids, held, strict=True):
             if name in statuses:
                 _apply_held(name, self._loads.setdefault(name, ReplicaLoad()), pages)

@@ -9,7 +9,7 @@ from core.errors import AppError
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
-from data_plane.gateway.scheduling.engine_liveness import EngineLiveness
+from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.upstream.attempt import Attempt, AttemptResult, Dispatch
 from data_plane.gateway.upstream.engine_client import EngineClient, LocalShortage, ReplicaFailed
@@ -47,7 +47,7 @@ class Relay:
         self,
         engines: EngineClient,
         breakers: CircuitBreakers,
-        liveness: EngineLiveness,
+        replicas: Replicas,
         progress: UnaryProgress,
         retries: RetryBudget,
         limits: GatewaySettings,
@@ -55,7 +55,7 @@ class Relay:
         self.retries = retries
         self._engines = engines
         self._breakers = breakers
-        self._liveness = liveness
+        self._replicas = replicas
         self._progress = progress
         self._limits = limits
 
@@ -63,7 +63,7 @@ class Relay:
         """A new attempt, which ``run`` starts."""
         if request.call.stream:
             return StreamingAttempt(self._engines, self._limits, client, request, dispatch)
-        return UnaryAttempt(self._engines, self._limits, client, request, dispatch, self._liveness, self._progress)
+        return UnaryAttempt(self._engines, self._limits, client, request, dispatch, self._replicas, self._progress)
 
     async def run(self, attempt: Attempt) -> AttemptResult:
         """Relay one attempt to its end.

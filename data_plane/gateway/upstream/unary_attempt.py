@@ -1,11 +1,12 @@
-"""An attempt whose answer comes in one piece. Nothing arrives before the whole answer does, so the attempt watches the
-engine's token counters to notice a replica that stalls, and asks for its own tokens for checkpoints. attempt.py owns
+"""An attempt whose answer comes in one piece. Nothing arrives before the whole answer does, so the attempt watches what
+the engine counts to notice a replica that stalls, and asks for its own tokens for checkpoints. attempt.py owns
 deadlines and aborts.
 """
 
 import asyncio
 import json
 import re
+import time
 from typing import Final
 
 import msgspec
@@ -19,7 +20,7 @@ from data_plane.gateway.api.openai_request import ID_PREFIXES
 from data_plane.gateway.api.sse import StreamBroken
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, reported_number
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
-from data_plane.gateway.scheduling.engine_liveness import EngineLiveness
+from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.upstream.attempt import Attempt, AttemptResult, Dispatch
 from data_plane.gateway.upstream.connection import EngineResponse
@@ -42,11 +43,11 @@ class UnaryAttempt(Attempt):
         client: Client,
         request: InferenceRequest,
         dispatch: Dispatch,
-        liveness: EngineLiveness,
+        replicas: Replicas,
         progress: UnaryProgress,
     ) -> None:
         super().__init__(engines, limits, client, request, dispatch)
-        self._liveness = liveness
+        self._replicas = replicas
         self._progress = progress
         self._run = UnaryRun()
         self._raw = bytearray()
@@ -66,19 +67,20 @@ class UnaryAttempt(Attempt):
         watching = asyncio.create_task(self._watch_engine())
         try:
             request = self.request
-            with (
-                self._liveness.watch(self.replica),
-                self._progress.watch(self.replica, request.call.kind, request.id) as self._run,
-            ):
+            with self._progress.watch(self.replica, request.call.kind, request.id) as self._run:
                 return await super().run(breakers)
         finally:
             watching.cancel()
 
     async def _watch_engine(self) -> None:
-        while True:
-            await asyncio.sleep(self._liveness.poll_s)
-            if self._liveness.stalled_s(self.replica) >= self._limits.engine_stalled_s:
-                break
+        """End the attempt when the engine's heartbeats show no new token for too long. A hung engine keeps its socket
+        open and may report itself healthy. Fails open: while heartbeats cannot be read, no engine counts as stalled.
+        """
+        counted, changed_at = None, time.monotonic()
+        while self._replicas.read_at - changed_at < self._limits.engine_stalled_s:
+            await asyncio.sleep(self._limits.replica_poll_ms / 1000)
+            if (newest := self._replicas.counted_tokens(self.replica)) not in (None, counted):
+                counted, changed_at = newest, time.monotonic()
         metrics.STALLED_ANSWERS.inc()
         self._time_out()
 

@@ -1,22 +1,3 @@
-CREATE TABLE engine_counts (
-    replica_id varchar NOT NULL,
-    boot_id varchar NOT NULL,
-    hour timestamptz NOT NULL,
-    prompt_tokens bigint NOT NULL,
-    generation_tokens bigint NOT NULL,
-    probe_prompt_tokens bigint NOT NULL,
-    probe_generation_tokens bigint NOT NULL,
-    cached_prompt_tokens bigint NOT NULL,
-    reported_at timestamptz NOT NULL,
-    kv_page_ms bigint DEFAULT 0 NOT NULL,
-    probe_kv_page_ms bigint DEFAULT 0 NOT NULL,
-    CONSTRAINT pk_engine_counts PRIMARY KEY (replica_id, boot_id, hour),
-    CONSTRAINT ck_engine_counts_counts_possible CHECK (
-        prompt_tokens >= probe_prompt_tokens AND generation_tokens >= probe_generation_tokens
-        AND probe_prompt_tokens >= 0 AND probe_generation_tokens >= 0 AND cached_prompt_tokens >= 0),
-    CONSTRAINT ck_engine_counts_page_time_possible CHECK (kv_page_ms >= 0 AND probe_kv_page_ms >= 0)
-);
-
 CREATE TABLE engine_ended_requests (
     request_id varchar COLLATE "C" NOT NULL,
     replica_id varchar NOT NULL,
@@ -24,13 +5,14 @@ CREATE TABLE engine_ended_requests (
     tenant_id varchar NOT NULL,
     base_model varchar NOT NULL,
     prompt_tokens bigint NOT NULL,
+    cached_tokens bigint NOT NULL,
     output_tokens bigint NOT NULL,
     kv_page_ms bigint,
     ended_at timestamptz NOT NULL,
     reported_at timestamptz NOT NULL,
     CONSTRAINT pk_engine_ended_requests PRIMARY KEY (request_id, replica_id, boot_id),
     CONSTRAINT ck_engine_ended_requests_counts_possible CHECK (
-        prompt_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0)
+        prompt_tokens >= 0 AND cached_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0)
 );
 CREATE INDEX ix_engine_ended_requests_reported_at ON engine_ended_requests (reported_at);
 
@@ -42,13 +24,14 @@ CREATE TABLE engine_usage_hours (
     base_model varchar NOT NULL,
     requests bigint NOT NULL,
     prompt_tokens bigint NOT NULL,
+    cached_tokens bigint NOT NULL,
     output_tokens bigint NOT NULL,
     kv_page_ms bigint NOT NULL,
     kv_unmeasured_requests bigint NOT NULL,
     changed_at timestamptz NOT NULL,
     CONSTRAINT pk_engine_usage_hours PRIMARY KEY (hour, replica_id, boot_id, tenant_id),
     CONSTRAINT ck_engine_usage_hours_counts_possible CHECK (
-        requests >= 0 AND prompt_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0
+        requests >= 0 AND prompt_tokens >= 0 AND cached_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0
         AND kv_unmeasured_requests >= 0)
 );
 CREATE INDEX ix_engine_usage_hours_changed_at ON engine_usage_hours (changed_at);

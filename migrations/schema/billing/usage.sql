@@ -35,7 +35,6 @@ CREATE TABLE usage_hours (
     estimated_requests bigint DEFAULT 0 NOT NULL,
     input_tokens bigint DEFAULT 0 NOT NULL,
     cached_tokens bigint DEFAULT 0 NOT NULL,
-    exact_cached_tokens bigint DEFAULT 0 NOT NULL,
     aborted_prefill_tokens bigint DEFAULT 0 NOT NULL,
     output_tokens bigint DEFAULT 0 NOT NULL,
     kv_page_ms bigint DEFAULT 0 NOT NULL,
@@ -47,7 +46,6 @@ CREATE TABLE usage_hours (
     cached_input_nanos bigint DEFAULT 0 NOT NULL,
     output_nanos bigint DEFAULT 0 NOT NULL,
     kv_nanos bigint DEFAULT 0 NOT NULL,
-    kv_measured_page_ms bigint DEFAULT 0 NOT NULL,
     service_tier varchar DEFAULT 'default' NOT NULL,
     CONSTRAINT pk_usage_hours PRIMARY KEY (tenant_id, hour, late_from, key_id, base_model, adapter_id, revision_id, rank_class, price_version_id, service_tier)
 );
@@ -72,6 +70,7 @@ CREATE TABLE usage_replica_hours (
     requests bigint DEFAULT 0 NOT NULL,
     estimated_requests bigint DEFAULT 0 NOT NULL,
     input_tokens bigint DEFAULT 0 NOT NULL,
+    exact_cached_tokens bigint DEFAULT 0 NOT NULL,
     aborted_prefill_tokens bigint DEFAULT 0 NOT NULL,
     output_tokens bigint DEFAULT 0 NOT NULL,
     kv_page_ms bigint DEFAULT 0 NOT NULL,
@@ -194,7 +193,6 @@ DECLARE
     invoiced_until timestamptz;
     sign int := CASE NEW.part WHEN 'reversal' THEN -1 ELSE 1 END;
     is_rest boolean := right(NEW.request_id, 5) = ':rest';
-    exact boolean;
 BEGIN
     SELECT * INTO r FROM usage_records WHERE request_id = NEW.request_id AND tenant_id = NEW.tenant_id;
     IF NOT FOUND THEN
@@ -230,19 +228,17 @@ BEGIN
         SELECT * INTO estimate FROM usage_records WHERE request_id = left(NEW.request_id, -5)
             AND (invoiced_until IS NULL OR coalesce(late_from, settled_at) >= invoiced_until);
     END IF;
-    exact := NOT r.estimated AND NEW.aborted_prefill_tokens = 0;
     INSERT INTO usage_hours AS h (
         tenant_id, hour, late_from, key_id, base_model, adapter_id, revision_id, rank_class, price_version_id,
-        service_tier, requests, estimated_requests, input_tokens, cached_tokens, exact_cached_tokens,
-        aborted_prefill_tokens, output_tokens, kv_page_ms, kv_measured_page_ms, uncached_requests, cached_requests, output_requests,
-        kv_requests, input_nanos, cached_input_nanos, output_nanos, kv_nanos
+        service_tier, requests, estimated_requests, input_tokens, cached_tokens, aborted_prefill_tokens,
+        output_tokens, kv_page_ms, uncached_requests, cached_requests, output_requests, kv_requests,
+        input_nanos, cached_input_nanos, output_nanos, kv_nanos
     ) VALUES (
         r.tenant_id, date_trunc('hour', r.settled_at, 'UTC'), coalesce(r.late_from, to_timestamp(0)), r.key_id,
         r.base_model, coalesce(r.adapter_id, ''), coalesce(r.revision_id, ''), coalesce(r.rank_class, 0),
         r.price_version_id, r.service_tier,
         sign * (NOT is_rest)::int, sign * r.estimated::int, sign * NEW.input_tokens, sign * NEW.cached_tokens,
-        sign * exact::int * NEW.cached_tokens, sign * NEW.aborted_prefill_tokens, sign * NEW.output_tokens,
-        sign * NEW.kv_page_ms, sign * r.kv_measured::int * NEW.kv_page_ms,
+        sign * NEW.aborted_prefill_tokens, sign * NEW.output_tokens, sign * NEW.kv_page_ms,
         sign * (NEW.input_tokens > NEW.cached_tokens
             AND coalesce(estimate.input_tokens, 0) <= coalesce(estimate.cached_tokens, 0))::int,
         sign * (NEW.cached_tokens > 0 AND coalesce(estimate.cached_tokens, 0) = 0)::int,
@@ -257,11 +253,9 @@ BEGIN
         estimated_requests = h.estimated_requests + excluded.estimated_requests,
         input_tokens = h.input_tokens + excluded.input_tokens,
         cached_tokens = h.cached_tokens + excluded.cached_tokens,
-        exact_cached_tokens = h.exact_cached_tokens + excluded.exact_cached_tokens,
         aborted_prefill_tokens = h.aborted_prefill_tokens + excluded.aborted_prefill_tokens,
         output_tokens = h.output_tokens + excluded.output_tokens,
         kv_page_ms = h.kv_page_ms + excluded.kv_page_ms,
-        kv_measured_page_ms = h.kv_measured_page_ms + excluded.kv_measured_page_ms,
         uncached_requests = h.uncached_requests + excluded.uncached_requests,
         cached_requests = h.cached_requests + excluded.cached_requests,
         output_requests = h.output_requests + excluded.output_requests,

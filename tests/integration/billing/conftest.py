@@ -13,13 +13,15 @@ from billing.invoicing import closing
 from billing.ledger import AccountRef, balance_nanos
 from billing.prices import price_book
 from billing.prices.card import PriceCard
-from billing.reconciliation import audit
+from billing.reconciliation import engine_usage, totals
 from billing.settings import BillingSettings
 from billing.subscriptions import assignments
 from billing.usage.metering import Meter
 from billing.usage.stream import ReclaimedPage, UsageStream
+from billing.usage.sums import hour_of
 from billing.worker import connect_redis
 from core import clock, redis_keys
+from core.contracts.engine_usage import EngineUsageHour, EngineUsageReport
 from core.contracts.grants import Prices
 from core.contracts.usage import UsageEvent
 from core.db import unit_of_work
@@ -28,6 +30,7 @@ from core.settings import RedisSettings
 from tests.fixtures.stripe_simulator import RunningSimulator, running_simulator
 from tests.integration.billing.payments.conftest import PaymentStage
 
+MODEL = "smollm2-135m-instruct"
 PRICES = Prices(input_nanos=150, cached_input_nanos=75, output_nanos=600, kv_page_second_nanos=1_000)
 
 
@@ -57,7 +60,7 @@ class Stage:
             "request_id": new_id("req"),
             "tenant_id": tenant_id,
             "key_id": "key_1",
-            "base_model": "smollm2-135m-instruct",
+            "base_model": MODEL,
             "adapter_id": None,
             "revision_id": None,
             "replica_id": "rep_1",
@@ -103,9 +106,17 @@ class Stage:
         with unit_of_work(self.engine) as session:
             return queries.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
 
+    def count_on_engine(self, tenant_id: str, *, boot: str = "boot_1", hour: datetime | None = None, **counts) -> None:
+        """What an engine has counted of a tenant's requests whose ids were made in this hour."""
+        hour_ms = clock.to_ms(hour_of(hour or self.now()))
+        counted = EngineUsageHour(tenant_id=tenant_id, hour_ms=hour_ms, **({"requests": 1} | counts))
+        report = EngineUsageReport(replica_id="rep_1", boot_id=boot, base_model=MODEL, hours=(counted,))
+        with unit_of_work(self.engine) as session:
+            engine_usage.store(session, [report])
+
     def reconcile(self):
         with unit_of_work(self.engine) as session:
-            return audit.reconcile(session, self.redis)
+            return totals.reconcile(session, self.redis)
 
     def now(self) -> datetime:
         return self.value("SELECT clock_timestamp()")

@@ -14,8 +14,7 @@ from billing.usage import queries as usage_queries
 from core import redis_keys
 from core.contracts.engine_usage import EndedRequest, EngineUsageReport
 from core.contracts.grants import TenantGrant
-from core.contracts.replicas import EngineCounters
-from core.contracts.usage import CHECKPOINT_TOKENS_MAX, REST
+from core.contracts.usage import REST
 from core.db import unit_of_work
 from core.rating import rate
 from data_plane.gateway.quota.consumption import saved_by_cache, used_by
@@ -55,21 +54,19 @@ def test_tokens_after_the_last_checkpoint_are_explained_drift(stage):
     stage.bill(stage.event(tenant), guessed)
 
     def engines_counted(tokens: int):
-        counters = EngineCounters(
-            prompt_tokens=200, generation_tokens=tokens, probe_prompt_tokens=0, probe_generation_tokens=0
-        )
-        stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
+        stage.change("DELETE FROM engine_usage_hours")
+        stage.count_on_engine(tenant, requests=2, prompt_tokens=200, output_tokens=tokens)
         found = stage.reconcile()
-        assert (found.estimated_requests, found.estimated_tail_tokens_max) == (1, CHECKPOINT_TOKENS_MAX)
+        assert found.estimated_requests == 1
         return found.drift_tokens, found.explained_drift_tokens, found.unexplained_drift_tokens
 
     assert engines_counted(40) == (0, 0, 0)
-    assert engines_counted(41) == (1, 0, 1), "nothing is excused before its engine has named the request"
+    assert engines_counted(41) == (1, -20, 21), "nothing is excused before its engine has named the request"
     ended = EndedRequest(
-        request_id=guessed.request_id, tenant_id=tenant, prompt_tokens=100, output_tokens=50, kv_page_ms=None,
-        ended_at_ms=0,
+        request_id=guessed.request_id, tenant_id=tenant, prompt_tokens=100, cached_tokens=0, output_tokens=50,
+        kv_page_ms=None, ended_at_ms=0,
     )  # fmt: skip
-    report = EngineUsageReport(replica_id="rep_1", boot_id="boot_1", base_model="any", requests=(ended,))
+    report = EngineUsageReport(replica_id="rep_1", boot_id="boot_1", base_model=guessed.base_model, requests=(ended,))
     with unit_of_work(stage.engine) as session:
         store(session, [report])
     assert engines_counted(70) == (30, 30, 0)

@@ -1,5 +1,6 @@
-"""Reports and the audit: the usage that tenants see, and the agreement of engines, ledger and invoices."""
+"""Reports and totals: the usage that tenants see, and the agreement of engines, ledger and invoices."""
 
+from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -12,13 +13,12 @@ from hypothesis import strategies as st
 from billing.invoices import queries as invoice_queries
 from billing.prices import price_book
 from billing.prices.card import PriceCard
-from billing.reconciliation import audit
+from billing.reconciliation import totals
 from billing.subscriptions import assignments
+from billing.usage import amendments
 from billing.usage import queries as usage_queries
 from billing.usage.views import Service
-from core import redis_keys
 from core.contracts.grants import Prices
-from core.contracts.replicas import EngineCounters
 from core.db import unit_of_work
 from core.errors import Conflict, InvalidRequest, Unavailable
 from core.periods import EPOCH
@@ -153,30 +153,25 @@ def test_the_tokens_of_a_month_are_those_settled_in_it(stage):
 
 def test_engines_ledger_and_invoices_count_the_same_tokens(stage):
     one, other = stage.tenant(), stage.tenant()
-    engine = EngineCounters(prompt_tokens=0, generation_tokens=0, probe_prompt_tokens=0, probe_generation_tokens=0)
-    booted = {"rep_1/boot_1": engine, "rep_1/boot_2": engine}
+    counted: defaultdict[tuple[str, str], Counter] = defaultdict(Counter)
     for number in range(40):
         event = stage.event(one if number % 3 else other, input_tokens=40 + number, output_tokens=number)
         stage.bill(event)
-        boot = f"rep_1/boot_{1 + number % 2}"
-        before = booted[boot]
-        booted[boot] = EngineCounters(
-            prompt_tokens=before.prompt_tokens + event.input_tokens + 3,
-            generation_tokens=before.generation_tokens + event.output_tokens + 1,
-            probe_prompt_tokens=before.probe_prompt_tokens + 3,
-            probe_generation_tokens=before.probe_generation_tokens + 1,
+        counted[event.tenant_id, f"boot_{1 + number % 2}"].update(
+            requests=1, prompt_tokens=event.input_tokens, cached_tokens=40, output_tokens=event.output_tokens
         )
         if number == 20:
             stage.close()
-    stage.redis.hset(
-        redis_keys.ENGINE_COUNTERS, mapping={boot: msgspec.json.encode(one) for boot, one in booted.items()}
-    )
+    for (tenant, boot), counts in counted.items():
+        stage.count_on_engine(tenant, boot=boot, **counts)
     found = stage.reconcile()
     assert found.engine_tokens == found.ledger_tokens == sum(40 + 2 * number for number in range(40))
     assert found.invoiced_tokens == sum(40 + 2 * number for number in range(21))
     assert found.unbilled_tokens == found.ledger_tokens - found.invoiced_tokens
     assert (found.drift_tokens, found.ledger_drift_nanos, found.unprocessed_events, found.dead_letters) == (0, 0, 0, 0)
+    assert found.excess_cached_tokens == 0
     assert {tenant.tenant_id for tenant in found.per_tenant} == {one, other}
+    assert all(tenant.engine_tokens == tenant.ledger_tokens for tenant in found.per_tenant)
     assert sum(tenant.unbilled_tokens for tenant in found.per_tenant) == found.unbilled_tokens
     stage.close()
     assert stage.reconcile().invoiced_tokens == found.ledger_tokens
@@ -189,21 +184,31 @@ def test_an_audit_without_usage_is_all_zero(stage):
 
 
 def test_tokens_the_ledger_missed_show_as_drift(stage):
-    stage.bill(stage.event(stage.tenant()))
-    counters = EngineCounters(prompt_tokens=101, generation_tokens=20, probe_prompt_tokens=0, probe_generation_tokens=0)
-    stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
-    assert stage.reconcile().drift_tokens == 1
+    tenant = stage.tenant()
+    stage.bill(stage.event(tenant))
+    stage.count_on_engine(tenant, prompt_tokens=101, output_tokens=20)
+    found = stage.reconcile()
+    assert (found.drift_tokens, found.explained_drift_tokens, found.unexplained_drift_tokens) == (1, 0, 1)
+
+
+def test_what_an_amendment_takes_back_is_no_drift(stage):
+    tenant = stage.tenant()
+    event = stage.event(tenant)
+    stage.bill(event)
+    stage.count_on_engine(tenant, prompt_tokens=100, output_tokens=20, cached_tokens=100)
+    with unit_of_work(stage.engine) as session:
+        amendments.void(session, event.request_id, reason="a test", actor="key_admin")
+    found = stage.reconcile()
+    assert (found.engine_tokens, found.ledger_tokens, found.unbilled_tokens) == (120, 0, 0)
+    assert (found.drift_tokens, found.excess_cached_tokens, found.ledger_drift_nanos) == (0, 0, 0)
 
 
 def test_tokens_sold_at_the_cached_price_that_no_engine_counted_as_cached_are_shown(stage):
     tenant = stage.tenant()
     stage.bill(stage.event(tenant, cached_tokens=32), stage.event(tenant, cached_tokens=64))
     for counted, excess in ((96, 0), (100, 0), (90, 6)):
-        counters = EngineCounters(
-            prompt_tokens=200, generation_tokens=40, probe_prompt_tokens=0, probe_generation_tokens=0,
-            cached_prompt_tokens=counted,
-        )  # fmt: skip
-        stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
+        stage.change("DELETE FROM engine_usage_hours")
+        stage.count_on_engine(tenant, requests=2, prompt_tokens=200, cached_tokens=counted, output_tokens=40)
         found = stage.reconcile()
         assert (found.drift_tokens, found.engine_cached_tokens, found.excess_cached_tokens) == (0, counted, excess)
 
@@ -215,8 +220,7 @@ def test_an_aborted_prefill_is_in_the_ledger_and_on_the_invoice_and_in_no_engine
         stage.event(tenant, outcome="client_gone", input_tokens=150, aborted_prefill_tokens=50),
         stage.event(tenant),
     )
-    counters = EngineCounters(prompt_tokens=200, generation_tokens=40, probe_prompt_tokens=0, probe_generation_tokens=0)
-    stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
+    stage.count_on_engine(tenant, prompt_tokens=200, output_tokens=40)
     stage.close()
     found = stage.reconcile()
     assert (found.engine_tokens, found.aborted_prefill_tokens, found.ledger_tokens) == (240, 150, 390)
@@ -233,11 +237,7 @@ def test_page_time_is_compared_with_what_engines_measured(stage):
         stage.event(tenant, kv_page_ms=900, kv_measured=True, outcome="client_gone"),
         stage.event(tenant, kv_page_ms=333),
     )
-    counters = EngineCounters(
-        prompt_tokens=300, generation_tokens=60, probe_prompt_tokens=0, probe_generation_tokens=0,
-        kv_page_ms=2_050, probe_kv_page_ms=50,
-    )  # fmt: skip
-    stage.redis.hset(redis_keys.ENGINE_COUNTERS, "rep_1/boot_1", msgspec.json.encode(counters))
+    stage.count_on_engine(tenant, prompt_tokens=300, output_tokens=60, kv_page_ms=2_000)
     found = stage.reconcile()
     assert (found.engine_kv_page_ms, found.kv_measured_page_ms, found.kv_unmeasured_page_ms) == (2_000, 1_900, 333)
     assert found.unreported_kv_page_ms == 100
@@ -252,7 +252,7 @@ def test_a_new_kind_of_line_is_no_token(stage):
     stage.bill(stage.event(stage.tenant()))
     stage.close()
     with unit_of_work(stage.engine) as session:
-        before = audit.reconcile(session, stage.redis)
+        before = totals.reconcile(session, stage.redis)
         connection = session.connection()
         connection.execute(sa.text("SET LOCAL session_replication_role = replica"))
         for check in connection.execute(
@@ -266,7 +266,7 @@ def test_a_new_kind_of_line_is_no_token(stage):
                 " price_version_id, 'gb_hour', 360, 1, 360, 0 FROM invoice_lines LIMIT 1"
             )
         )
-        after = audit.reconcile(session, stage.redis)
+        after = totals.reconcile(session, stage.redis)
         session.rollback()
     assert after.invoiced_tokens == before.invoiced_tokens == 120
     assert after.unbilled_tokens == 0
@@ -277,7 +277,7 @@ def test_unread_events_show_as_unprocessed(stage):
     assert stage.reconcile().unprocessed_events == 3
     with redis_client.Redis(connection_pool=_text_pool(stage.redis)) as text:
         with unit_of_work(stage.engine) as session:
-            assert audit.reconcile(session, text).unprocessed_events == 3
+            assert totals.reconcile(session, text).unprocessed_events == 3
         text.connection_pool.disconnect()
 
 
@@ -293,7 +293,7 @@ def test_an_audit_without_redis_fails_instead_of_guessing(stage):
         unit_of_work(stage.engine) as session,
         pytest.raises(Unavailable, match="Redis"),
     ):
-        audit.reconcile(session, unreachable)
+        totals.reconcile(session, unreachable)
 
 
 def test_prices_change_only_for_the_future(stage):

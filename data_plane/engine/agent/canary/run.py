@@ -25,7 +25,6 @@ PROMPTS: Final = (
 _SHORT_TOKENS: Final = 4  # for every prompt except the first, whose answer is shown
 _TOP: Final = 5
 _DATA: Final = b"data: "
-_KV_PAGE_MS: Final = b": tenora-kv-page-ms "  # the middleware's report
 
 
 class AnswerFailed(Exception):
@@ -38,11 +37,10 @@ class AnswerFailed(Exception):
 
 @dataclass(slots=True)
 class _Running:
-    """One answer so far. ``usage`` is the engine's running token count, ``kv_page_ms`` its last report of it."""
+    """One answer so far. ``usage`` is the engine's running token count."""
 
     text: str = ""
     usage: tuple[int, int] = (0, 0)
-    kv_page_ms: int = 0
 
 
 class CanaryRun:
@@ -100,24 +98,20 @@ class CanaryRun:
             ) as response:
                 if response.status != 200:
                     raise AnswerFailed(response.status, (await response.content.read(500)).decode(errors="replace"))
-                async for event in _events(response, running):
+                async for event in _events(response):
                     steps += _read(event, running)
                     if began is not None and steps and not self.first_token_ms:
                         self.first_token_ms = round((time.monotonic() - began) * 1000)
         finally:  # closing the connection ends the request on the engine, which has counted the tokens so far
             prompt_tokens, output_tokens = running.usage
             if output_tokens:
-                self._tokens.add(prompt_tokens, output_tokens, running.kv_page_ms)
+                self._tokens.add(prompt_tokens, output_tokens)
         return CanaryAnswer(running.text, tuple(steps))
 
 
-async def _events(response: aiohttp.ClientResponse, running: _Running) -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream. Of its comments, only the report of KV page-time is read. Raises AnswerFailed for an
-    error event.
-    """
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The events of a stream. Raises AnswerFailed for an error event."""
     async for line in response.content:
-        if line.startswith(_KV_PAGE_MS):
-            running.kv_page_ms = int(line[len(_KV_PAGE_MS) :])
         if not line.startswith(_DATA) or line.strip() == b"data: [DONE]":
             continue
         event = msgspec.json.decode(line[len(_DATA) :])

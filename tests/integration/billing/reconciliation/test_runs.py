@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
@@ -15,7 +16,7 @@ def unexplained_metric(**labels) -> float | None:
 
 
 def scheduled(stage, *, every: timedelta) -> runs.ReconciliationSchedule:
-    return runs.ReconciliationSchedule(stage.engine, stage.redis, LIMITS, every=every, full_every=timedelta(days=1))
+    return runs.ReconciliationSchedule(stage.engine, LIMITS, every=every, full_every=timedelta(days=1))
 
 
 def alarms(found) -> list[tuple[str, str, int]]:
@@ -96,16 +97,51 @@ def test_a_schedule_reads_everything_again_once_a_day(stage, reconciled):
         assert [each.mode for each in reconciled.listed(1)] == modes
 
 
-def test_a_schedule_measures_what_only_totals_show(stage, reconciled):
-    """Cached tokens that no engine counted, and an invoice that its transfer does not have."""
-    tenant = stage.tenant()
-    stage.bill(reconciled.event(tenant, cached_tokens=32))
+def test_a_schedule_measures_by_how_much_the_ledger_differs_from_sums_of_usage(stage, reconciled):
+    stage.bill(reconciled.event(stage.tenant()))
     scheduled(stage, every=timedelta(0)).run_once()
-    assert REGISTRY.get_sample_value("tenora_billing_excess_cached_tokens") == 32
     assert REGISTRY.get_sample_value("tenora_billing_ledger_drift_nanos") == 0
     stage.change("UPDATE usage_hours SET output_nanos = output_nanos + 7")
     scheduled(stage, every=timedelta(0)).run_once()
     assert REGISTRY.get_sample_value("tenora_billing_ledger_drift_nanos") == 7
+
+
+def test_tokens_that_are_charged_as_cached_and_that_no_engine_took_from_its_cache_are_an_alarm(stage, reconciled):
+    tenant = stage.tenant()
+    estimate = reconciled.event(tenant, outcome="gateway_gone", estimated=True, cached_tokens=100)
+    stage.bill(reconciled.event(tenant, cached_tokens=32), estimate)
+    counts = {"tenant_id": tenant, "requests": 2, "prompt_tokens": 200, "output_tokens": 40, "kv_page_ms": 3_202}
+    reconciled.report(**counts, cached_tokens=30)
+    found = reconciled.run()
+    assert alarms(found) == [("cached_tokens", "token", -2)]
+    assert found.differences[0].tenant_id == tenant
+    assert stage.reconcile().excess_cached_tokens == 2
+    reconciled.report(**counts, cached_tokens=40)
+    assert reconciled.run().differences == (), "the ledger may charge fewer of them, as of an estimate"
+
+
+def test_cached_tokens_of_a_request_that_was_lost_are_explained_by_its_id_and_excuse_no_others(stage, reconciled):
+    tenant = stage.tenant()
+    lost, guessed = (reconciled.event(tenant, cached_tokens=64, outcome=o) for o in ("replica_gone", "gateway_gone"))
+    guessed = msgspec.structs.replace(guessed, estimated=True)
+    stage.bill(lost, guessed)
+    reconciled.report(tenant_id=tenant, requests=1, prompt_tokens=100, cached_tokens=32, output_tokens=20)
+    reconciled.report_ended(tenant, guessed.request_id, cached_tokens=32)
+    assert [each for each in alarms(reconciled.run()) if each[0] == "cached_tokens"] == []
+    stage.bill(reconciled.event(tenant, cached_tokens=8))
+    assert ("cached_tokens", "token", -8) in alarms(reconciled.run())
+
+
+@pytest.mark.scenario(158)
+def test_what_engines_counted_is_known_after_redis_lost_its_data(stage, reconciled):
+    tenant = stage.tenant()
+    stage.bill(reconciled.event(tenant))
+    counts = {"tenant_id": tenant, "requests": 1, "prompt_tokens": 100, "output_tokens": 20, "kv_page_ms": 1_601}
+    reconciled.report(**counts)
+    stage.redis.flushall()
+    assert (stage.reconcile().engine_tokens, reconciled.run().differences) == (120, ())
+    reconciled.report(**counts)  # engines repeat their totals
+    assert (stage.reconcile().engine_tokens, reconciled.run().differences) == (120, ())
 
 
 def test_prompts_that_are_billed_as_output_are_found(stage, reconciled):

@@ -41,10 +41,10 @@ def balance(stage, kind: str) -> int:
 
 
 def whole(stage) -> bool:
-    """Whether every count agrees, also the sums with what the records say now."""
+    """Whether every count in the ledger agrees, also the sums with what the records say now. No engine has counted."""
     limits = runs.RunLimits(settle=timedelta(0), differences_max=100)
     found = runs.run(stage.engine, limits, full=True)
-    return [each for each in found.differences if each.kind != "engine_ledger"] == []
+    return [each for each in found.differences if each.kind not in ("engine_ledger", "cached_tokens")] == []
 
 
 def reported(stage, tenant: str, bucket: str = "1m"):

@@ -24,7 +24,7 @@ def settings(**changes: float) -> GatewaySettings:
     [
         ({"lease_renewal_s": 20}, {"lease_s": 20}),
         ({"heartbeat_period_ms": 5000}, {"heartbeat_lease_s": 5}),
-        ({"engine_liveness_poll_ms": 30_000}, {"engine_stalled_s": 30}),
+        ({"replica_poll_ms": 30_000}, {"engine_stalled_s": 30}),
     ],
 )
 def test_an_interval_that_reaches_its_timeout_is_refused_with_both_names_and_the_fix(interval, timeout):

@@ -5,7 +5,6 @@ import pytest
 
 from core import redis_keys
 from core.contracts.canary import CanaryRunning
-from data_plane.engine.agent.canary.run import PROMPTS
 from tests.conftest import wait_until
 from tests.fixtures.engine.agent_harness import engine_name, running_agent
 
@@ -27,48 +26,21 @@ def harness(module_harness):
     assert "Traceback" not in module_harness.agent.log.read_text()
 
 
-def published_counters(harness):
-    """The agent's counters, once they hold all that the engine has counted."""
-    return wait_until(
-        lambda: (found := harness.counters()) and found.generation_tokens == harness.engine.counters()[1] and found,
-        what="the agent's counters",
-    )
-
-
 def gave_no_verdict(harness, job) -> bool:
     """Whether the agent logged that this job's run gave no verdict."""
     lines = harness.agent.log.read_text().splitlines()
     return any("gave no verdict" in line and job.revision_id in line for line in lines)
 
 
-def read_to_the_end(harness, *models) -> list[str]:
-    """The requests of a verdict: the newest answer of each model to each prompt. Older ones may have been cut off."""
-    asked = [line for line in harness.engine.received() if "cache_salt" in line["body"]]
-    of_models = [[line["received"] for line in asked if line["body"]["model"] == model] for model in models]
-    return [request_id for asked_of_model in of_models for request_id in asked_of_model[-len(PROMPTS) :]]
-
-
 def test_an_adapter_that_differs_from_its_base_passes_and_no_tenant_is_billed(harness):
-    name, before = engine_name(), published_counters(harness)
+    name = engine_name()
     result = harness.canary(name)
     assert (result.code, result.message) == (None, "")
     assert result.prompt
     assert result.base_answer != result.adapter_answer
     assert 0 < len(result.base_answer) <= 200
     assert result.logprob_difference >= 0.5
-    counted = published_counters(harness)
-    assert counted.tenant_tokens == before.tenant_tokens
-    assert counted.probe_generation_tokens > before.probe_generation_tokens + 10
-
-    journals = harness.engine.journal()
-    held = sum(journals[request_id].kv_page_ms for request_id in read_to_the_end(harness, "tiny-chat", name))
-    assert held > 0
-
-    def is_the_agents() -> bool:
-        """The agent's own probes hold pages too, so its share may have grown by more than the canary's."""
-        return harness.counters().probe_kv_page_ms - before.probe_kv_page_ms >= held
-
-    wait_until(is_the_agents, what="the canary's page-time to be the agent's")
+    assert harness.engine.control("POST", "/ended", {"after": 0})["hours"] == []
     models = [line["body"]["model"] for line in harness.engine.received() if "cache_salt" in line["body"]]
     assert {"tiny-chat", name} <= set(models)
 

@@ -5,7 +5,7 @@ import openai
 import pytest
 
 from core import redis_keys
-from core.contracts.replicas import EngineCounters
+from core.contracts.engine_usage import EngineUsageReport
 from core.kv_area import even_growth_page_ms
 from core.kv_pages import page_ms
 from tests.conftest import wait_until
@@ -102,6 +102,10 @@ def test_the_events_of_an_engine_add_up_to_its_total(tmp_path):
 
 
 def engine_page_ms(stack) -> int:
-    """What the engine has counted since its start, as it publishes it."""
-    (stored,) = stack.client.hvals(redis_keys.ENGINE_COUNTERS)
-    return msgspec.json.decode(stored, type=EngineCounters).tenant_kv_page_ms
+    """What the engine has counted since its start, as it reports it."""
+    newest = {
+        (hour.tenant_id, hour.hour_ms): hour.kv_page_ms
+        for _, fields in stack.client.xrange(redis_keys.ENGINE_USAGE)
+        for hour in msgspec.json.decode(fields[b"report"], type=EngineUsageReport).hours
+    }
+    return sum(newest.values())

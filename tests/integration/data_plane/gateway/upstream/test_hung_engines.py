@@ -11,7 +11,7 @@ STALLED_S = 1
 
 @pytest.fixture(scope="module")
 def gateway_settings():
-    return {"engine_stalled_s": STALLED_S, "engine_liveness_poll_ms": 100, "abort_s": 1}
+    return {"engine_stalled_s": STALLED_S, "abort_s": 1}
 
 
 def test_a_whole_answer_leaves_an_engine_that_has_stopped_counting_tokens(stack, tenant):

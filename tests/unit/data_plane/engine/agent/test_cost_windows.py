@@ -85,7 +85,7 @@ async def test_windows_end_at_the_borders_and_at_changes_of_state(boot):
 
 async def test_a_window_holds_what_the_engine_counted_in_it(boot):
     boot.engine(busy_ns=1_500_000_000, steps=10, prefill_tokens=100, decode_tokens=90)
-    boot.probes.add(2, 1, kv_page_ms=0)
+    boot.probes.add(2, 1)
     await boot.at(7)
     boot.engine(busy_ns=4_000_000_000, steps=30, prefill_tokens=100, decode_tokens=290, adapter_steps=20)
     await boot.at(17)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_plane.engine.agent.engine_client import parse_metrics, reported_page_ms
+from data_plane.engine.agent.engine_client import parse_metrics
 
 PAGE = """\
 # TYPE vllm:cache_config_info gauge
@@ -30,7 +30,3 @@ def test_the_numbers_are_read():
 def test_a_page_without_the_cache_size_means_not_up_yet():
     with pytest.raises(KeyError):
         parse_metrics("# nothing\n")
-
-
-def test_an_answer_without_a_report_of_page_time_counts_none():
-    assert (reported_page_ms({"x-tenora-kv-page-ms": "12"}), reported_page_ms({})) == (12, 0)

@@ -1,20 +1,20 @@
-"""The audit on demand: what the engines counted in all, what is in the ledger and what is on invoices, each counted
-independently. It is exact at rest; ``runs`` compares hour by hour, also while requests run.
+"""The totals on demand: what engines counted, what is in the ledger and what is on invoices, each counted by itself.
 
-Engines count a prompt with its first token. The ledger marks the prompts that were aborted before; they are the only
-tokens in it that no engine has counted.
-
-It only reads and reports. When Redis does not answer, the audit fails; the count is never taken as zero.
+Engines report a request after its end, so the totals agree only at rest; ``runs`` compares hour by hour, also while
+requests run. Engines count a prompt with its first token. The ledger marks the prompts that were aborted before; they
+are the only tokens in it that no engine has counted. An amendment changes what is billed and not what was counted.
 """
+
+from collections.abc import Sequence
 
 import redis as redis_client
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.reconciliation.engine_counts import read_totals
+from billing.reconciliation.engine_check import check_engines
 from billing.reconciliation.views import Reconciliation, TenantReconciliation
 from billing.usage.stream import read_backlog
-from core.contracts.usage import CHECKPOINT_TOKENS_MAX, REST
+from core.db import database_now
 from core.errors import Unavailable
 from core.money import NANOS_PER_CENT
 
@@ -22,15 +22,24 @@ from core.money import NANOS_PER_CENT
 # lines; what was earned and invoiced also comes from the ledger's transfers. Each was written on its own, so a
 # difference is a defect.
 _COUNTS = sa.text("""
-WITH recorded AS (
+WITH engines AS (
     SELECT tenant_id,
-           sum(input_tokens + output_tokens) AS ledger_tokens,
+           sum(prompt_tokens + output_tokens) AS engine_tokens,
+           sum(cached_tokens) AS engine_cached_tokens,
+           sum(kv_page_ms) AS engine_kv_page_ms
+    FROM engine_usage_hours GROUP BY tenant_id
+), recorded AS (
+    SELECT tenant_id,
+           sum(input_tokens - aborted_prefill_tokens + output_tokens) AS recorded_tokens,
            sum(aborted_prefill_tokens) AS aborted_prefill_tokens,
-           sum(exact_cached_tokens) AS cached_tokens,
            sum(kv_measured_page_ms) AS kv_measured_page_ms,
            sum(kv_page_ms - kv_measured_page_ms) AS kv_unmeasured_page_ms,
-           sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos) AS ledger_nanos,
            sum(estimated_requests) AS estimated_requests
+    FROM usage_replica_hours GROUP BY tenant_id
+), charged AS (
+    SELECT tenant_id,
+           sum(input_tokens + output_tokens) AS ledger_tokens,
+           sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos) AS ledger_nanos
     FROM usage_hours GROUP BY tenant_id
 ), adjusted AS (
     SELECT tenant_id, sum(amount_nanos) AS adjusted_nanos FROM usage_adjustments GROUP BY tenant_id
@@ -44,7 +53,7 @@ WITH recorded AS (
     FROM invoice_lines l JOIN standing i ON i.id = l.invoice_id GROUP BY i.tenant_id
 ), invoiced AS (
     SELECT tenant_id, sum(amount_nanos) AS invoiced_nanos FROM standing GROUP BY tenant_id
-), charged AS (
+), owed AS (
     SELECT tenant_id, sum(total_cents) AS cents FROM invoices GROUP BY tenant_id
 ), balances AS (
     SELECT a.tenant_id,
@@ -57,9 +66,12 @@ WITH recorded AS (
     WHERE a.kind IN ('usage_unbilled', 'receivable') GROUP BY a.tenant_id
 ), tenants AS (
     SELECT tenant_id,
+           coalesce(engine_tokens, 0)::bigint AS engine_tokens,
+           coalesce(engine_cached_tokens, 0)::bigint AS engine_cached_tokens,
+           coalesce(engine_kv_page_ms, 0)::bigint AS engine_kv_page_ms,
+           coalesce(recorded_tokens, 0)::bigint AS recorded_tokens,
            coalesce(ledger_tokens, 0)::bigint AS ledger_tokens,
            coalesce(aborted_prefill_tokens, 0)::bigint AS aborted_prefill_tokens,
-           coalesce(cached_tokens, 0)::bigint AS cached_tokens,
            coalesce(kv_measured_page_ms, 0)::bigint AS kv_measured_page_ms,
            coalesce(kv_unmeasured_page_ms, 0)::bigint AS kv_unmeasured_page_ms,
            coalesce(invoiced_tokens, 0)::bigint AS invoiced_tokens,
@@ -71,28 +83,20 @@ WITH recorded AS (
            coalesce(receivable, 0) AS receivable,
            coalesce(cents, 0) * :nanos_per_cent AS billed_nanos
     FROM balances
+    FULL JOIN engines USING (tenant_id)
     FULL JOIN recorded USING (tenant_id)
+    FULL JOIN charged USING (tenant_id)
     FULL JOIN adjusted USING (tenant_id)
     FULL JOIN lined USING (tenant_id)
     FULL JOIN invoiced USING (tenant_id)
-    FULL JOIN charged USING (tenant_id)
+    FULL JOIN owed USING (tenant_id)
 )
-SELECT tenant_id, ledger_tokens, aborted_prefill_tokens, cached_tokens, kv_measured_page_ms, kv_unmeasured_page_ms,
-       invoiced_tokens,
+SELECT tenant_id, engine_tokens, engine_cached_tokens, engine_kv_page_ms, recorded_tokens, ledger_tokens,
+       aborted_prefill_tokens, kv_measured_page_ms, kv_unmeasured_page_ms, invoiced_tokens,
        ledger_tokens - invoiced_tokens AS unbilled_tokens,
        unbilled_nanos::bigint AS unbilled_nanos, invoiced_nanos, estimated_requests,
        (abs(earned - used_nanos) + abs(receivable - billed_nanos))::bigint AS drift_nanos
 FROM tenants ORDER BY tenant_id
-""")
-
-# Requests whose end their gateway or replica did not see, by the final counts that their engine reported for their ids.
-_EXPLAINED = sa.text("""
-SELECT coalesce(sum(e.prompt_tokens + e.output_tokens - coalesce(r.tokens, 0)), 0)::bigint
-FROM engine_ended_requests e LEFT JOIN LATERAL (
-    SELECT sum(input_tokens - aborted_prefill_tokens + output_tokens) AS tokens, min(outcome) AS outcome
-    FROM usage_records r WHERE r.request_id IN (e.request_id, e.request_id || :rest) AND r.replica_id = e.replica_id
-) r ON true
-WHERE r.outcome IS NULL OR r.outcome IN ('gateway_gone', 'replica_gone')
 """)
 
 
@@ -104,46 +108,46 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
     """
     try:
         backlog = read_backlog(redis)
-        counters = list(read_totals(session, redis).values())
     except redis_client.RedisError as error:
-        raise Unavailable(f"Redis did not answer, so the engines' counters are unknown: {error}") from error
-    explained_tokens = session.connection().execute(_EXPLAINED, {"rest": REST}).scalar_one()
-    rows = session.connection().execute(_COUNTS, {"nanos_per_cent": NANOS_PER_CENT}).mappings().all()
-    engine_tokens = sum(each.tenant_tokens for each in counters)
-    engine_cached_tokens = sum(each.cached_prompt_tokens for each in counters)
-    drift_nanos = cached_tokens = 0
-    tenants = []
-    for row in rows:
-        fields = dict(row)
-        drift_nanos += fields.pop("drift_nanos")
-        cached_tokens += fields.pop("cached_tokens")
-        tenants.append(TenantReconciliation(**fields))
-    ledger_tokens = sum(tenant.ledger_tokens for tenant in tenants)
-    invoiced_tokens = sum(tenant.invoiced_tokens for tenant in tenants)
-    aborted_prefill_tokens = sum(tenant.aborted_prefill_tokens for tenant in tenants)
-    drift_tokens = engine_tokens + aborted_prefill_tokens - ledger_tokens
-    estimated_requests = sum(tenant.estimated_requests for tenant in tenants)
-    engine_kv_page_ms = sum(each.tenant_kv_page_ms for each in counters)
-    kv_measured_page_ms = sum(tenant.kv_measured_page_ms for tenant in tenants)
+        raise Unavailable(f"Redis did not answer, so events that wait are unknown: {error}") from error
+    differences = check_engines(session, None, settled_before=database_now(session)).differences
+    rows = _tenants(session)
+    drift_tokens = _sum(rows, "engine_tokens") - _sum(rows, "recorded_tokens")
+    explained_tokens = sum(
+        each.explained for each in differences if each.kind == "engine_ledger" and each.unit == "token"
+    )
+    tenant_fields = TenantReconciliation.__struct_fields__
     return Reconciliation(
-        engine_tokens=engine_tokens,
-        aborted_prefill_tokens=aborted_prefill_tokens,
-        ledger_tokens=ledger_tokens,
-        invoiced_tokens=invoiced_tokens,
-        unbilled_tokens=ledger_tokens - invoiced_tokens,
+        engine_tokens=_sum(rows, "engine_tokens"),
+        aborted_prefill_tokens=_sum(rows, "aborted_prefill_tokens"),
+        ledger_tokens=_sum(rows, "ledger_tokens"),
+        invoiced_tokens=_sum(rows, "invoiced_tokens"),
+        unbilled_tokens=_sum(rows, "unbilled_tokens"),
         drift_tokens=drift_tokens,
-        estimated_requests=estimated_requests,
-        estimated_tail_tokens_max=estimated_requests * CHECKPOINT_TOKENS_MAX,
+        estimated_requests=_sum(rows, "estimated_requests"),
         explained_drift_tokens=explained_tokens,
         unexplained_drift_tokens=drift_tokens - explained_tokens,
-        engine_kv_page_ms=engine_kv_page_ms,
-        kv_measured_page_ms=kv_measured_page_ms,
-        kv_unmeasured_page_ms=sum(tenant.kv_unmeasured_page_ms for tenant in tenants),
-        unreported_kv_page_ms=engine_kv_page_ms - kv_measured_page_ms,
-        engine_cached_tokens=engine_cached_tokens,
-        excess_cached_tokens=max(0, cached_tokens - engine_cached_tokens),
-        ledger_drift_nanos=drift_nanos,
+        engine_kv_page_ms=_sum(rows, "engine_kv_page_ms"),
+        kv_measured_page_ms=_sum(rows, "kv_measured_page_ms"),
+        kv_unmeasured_page_ms=_sum(rows, "kv_unmeasured_page_ms"),
+        unreported_kv_page_ms=_sum(rows, "engine_kv_page_ms") - _sum(rows, "kv_measured_page_ms"),
+        engine_cached_tokens=_sum(rows, "engine_cached_tokens"),
+        excess_cached_tokens=-sum(each.unexplained for each in differences if each.kind == "cached_tokens"),
+        ledger_drift_nanos=_sum(rows, "drift_nanos"),
         unprocessed_events=backlog.unprocessed,
         dead_letters=backlog.dead_letters,
-        per_tenant=tuple(tenants),
+        per_tenant=tuple(TenantReconciliation(**{name: row[name] for name in tenant_fields}) for row in rows),
     )
+
+
+def ledger_drift_nanos(session: Session) -> int:
+    """Nanodollars by which transfers differ from sums of usage and from invoices."""
+    return _sum(_tenants(session), "drift_nanos")
+
+
+def _tenants(session: Session) -> Sequence[sa.RowMapping]:
+    return session.connection().execute(_COUNTS, {"nanos_per_cent": NANOS_PER_CENT}).mappings().all()
+
+
+def _sum(rows: Sequence[sa.RowMapping], name: str) -> int:
+    return sum(row[name] for row in rows)
