@@ -6,7 +6,7 @@ ledger has for it. Nothing is excused for its size.
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -16,6 +16,9 @@ DifferenceKind = Literal[
     "transfer_accounts", "transfer_balance", "stripe",
 ]  # fmt: skip
 DifferenceUnit = Literal["token", "page_millisecond", "nanodollar", "cent", "document"]
+
+OF_ENGINES: Final[tuple[DifferenceKind, ...]] = ("engine_ledger", "cached_tokens")
+"""What ``explain`` finds."""
 
 REQUEST_IDS_MAX = 100
 """Most ids that one difference lists."""

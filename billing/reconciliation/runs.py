@@ -18,7 +18,7 @@ from sqlmodel import Session, col, select
 from billing import metrics
 from billing.locks import serialize_decision
 from billing.reconciliation import ledger_check, totals
-from billing.reconciliation.differences import Difference
+from billing.reconciliation.differences import OF_ENGINES, Difference
 from billing.reconciliation.engine_check import EngineCheck, changed_hours, check_engines
 from billing.reconciliation.models import ReconciliationDifference, ReconciliationRun
 from billing.reconciliation.stripe import check_stripe
@@ -33,8 +33,7 @@ _OVERLAP: Final = timedelta(minutes=5)
 _ALARMS_MAX: Final = 100
 # A full run groups every record: without memory for it, Postgres sorts them on disk.
 _SESSION: Final = ("statement_timeout = '10min'", "work_mem = '256MB'", "jit = off")
-_OF_ENGINES: Final = ("engine_ledger", "cached_tokens")
-_READ_AGAIN: Final = (*_OF_ENGINES, "stripe")
+_READ_AGAIN: Final = (*OF_ENGINES, "stripe")
 
 _log = structlog.get_logger()
 
@@ -160,7 +159,7 @@ def _run(session: Session, limits: RunLimits, *, full: bool) -> ReconciliationRu
         # Hours that waited in the last run changed at most ``settle`` before it.
         since = last.started_at - limits.settle - _OVERLAP
         standing = [each for each in last.differences if each.kind not in _READ_AGAIN]
-        differed = {each.hour for each in last.differences if each.kind in _OF_ENGINES and each.hour is not None}
+        differed = {each.hour for each in last.differences if each.kind in OF_ENGINES and each.hour is not None}
         hours = sorted(differed.union(changed_hours(session, since)))
         checked = check_engines(session, hours, settled_before=settled_before)
         others = [*_carried(standing), *ledger_check.check_new(session, since), *check_stripe(session)]

@@ -10,6 +10,7 @@ from billing.credits import lots
 from billing.payments.operations import ChargeTopUp, bought_with
 from billing.payments.returned_payments import refund_bought
 from billing.reconciliation import runs
+from billing.reconciliation.differences import OF_ENGINES
 from billing.reconciliation.engine_usage import store_reports
 from core import clock, redis_keys
 from core.contracts.engine_usage import EndedRequest, EngineUsageHour, EngineUsageReport
@@ -79,7 +80,7 @@ class Cash:
 
     def differs(self) -> list[tuple[str, str, int]]:
         found = self.reconciled.run(full=True).differences
-        assert [each for each in found if each.kind not in ("stripe", "engine_ledger", "cached_tokens")] == []
+        assert [each for each in found if each.kind not in ("stripe", *OF_ENGINES)] == []
         return [(each.subject.split(": ")[1], each.unit, each.unexplained) for each in found if each.kind == "stripe"]
 
     def handle(self) -> None:

@@ -10,6 +10,7 @@ from billing.invoices.payments import record_payment
 from billing.invoicing import closing
 from billing.ledger import AccountRef, TransferKind, _open_accounts
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
+from billing.reconciliation.differences import OF_ENGINES
 from billing.reconciliation.transfer_rules import ACCOUNTS
 from core.db import unit_of_work
 from tests.integration.billing.conftest import PRICES
@@ -25,7 +26,7 @@ def ledger(stage, reconciled):
     stage.bill(stage.event(tenant), stage.event(tenant))
     stage.close()
     stage.bill(stage.event(tenant))
-    assert [each for each in reconciled.run(full=True).differences if each.kind != "engine_ledger"] == []
+    assert [each for each in reconciled.run(full=True).differences if each.kind not in OF_ENGINES] == []
     return stage
 
 
@@ -33,7 +34,7 @@ def found(reconciled, *, full: bool = False) -> list[tuple[str, str, str, int]]:
     return [
         (each.kind, each.subject, each.unit, each.unexplained)
         for each in reconciled.run(full=full).differences
-        if each.kind != "engine_ledger"
+        if each.kind not in OF_ENGINES
     ]
 
 

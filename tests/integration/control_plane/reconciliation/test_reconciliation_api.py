@@ -5,10 +5,10 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from billing.metering import Meter
 from billing.reconciliation import runs
 from billing.settings import BillingSettings
-from billing.stream import UsageStream
+from billing.usage.metering import Meter
+from billing.usage.stream import UsageStream
 from core import clock, redis_keys
 from core.contracts.usage import UsageEvent
 from core.ids import new_id
