@@ -7,11 +7,14 @@ are priced per page-second, truncated below one nanodollar per request, in the t
 arithmetic of its own.
 """
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from core.contracts.grants import Prices
+
+MS_PER_PAGE_SECOND: Final = 1_000
+"""KV page-time is counted in page-milliseconds and priced by the page-second."""
 
 
 class Quantities(Protocol):
@@ -50,5 +53,5 @@ def rate(used: Quantities, prices: Prices) -> Charge:
         input_nanos=(used.input_tokens - used.cached_tokens) * prices.input_nanos,
         cached_input_nanos=used.cached_tokens * prices.cached_input_nanos,
         output_nanos=used.output_tokens * prices.output_nanos,
-        kv_nanos=used.kv_page_ms * prices.kv_page_second_nanos // 1000,
+        kv_nanos=used.kv_page_ms * prices.kv_page_second_nanos // MS_PER_PAGE_SECOND,
     )

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from billing.charges.lines import DraftInvoiceLine, amount_line
-from billing.charges.proration import Stretch, TenantTerms, prorated
+from billing.charges.proration import PricedInterval, TenantTerms, prorated
 from billing.charges.state import PeriodState
 from billing.subscriptions.calendar import BillingCalendar
 from core.periods import Period
@@ -50,7 +50,7 @@ def commitment_year(calendar: BillingCalendar, since: datetime) -> Period:
 
 def _counted(terms: TenantTerms, billed: Period, charged_nanos: int, state: PeriodState) -> PeriodState:
     year_from = state.year_from
-    if year_from is None and any(_committed(each, "year") for each in terms.stretches(billed)):
+    if year_from is None and any(_committed(each, "year") for each in terms.intervals(billed)):
         year_from = billed.start
     return msgspec.structs.replace(
         state,
@@ -61,15 +61,14 @@ def _counted(terms: TenantTerms, billed: Period, charged_nanos: int, state: Peri
 
 
 def _missing(
-    terms: TenantTerms, committed: Period, whole: Period, interval: Literal["period", "year"], charged_nanos: int
+    terms: TenantTerms, committed: Period, whole: Period, length: Literal["period", "year"], charged_nanos: int
 ) -> Iterator[DraftInvoiceLine]:
-    stretches = [(each, _committed(each, interval)) for each in terms.stretches(committed)]
-    committed_nanos = prorated(stretches, whole)
+    committed_nanos = prorated(((each, _committed(each, length)) for each in terms.intervals(committed)), whole)
     missing = committed_nanos - charged_nanos
     if committed_nanos and missing > 0:
         yield amount_line("commitment", missing, description="Rest of the commitment", covers=committed)
 
 
-def _committed(stretch: Stretch, interval: Literal["period", "year"]) -> int:
-    card = None if stretch.version is None else stretch.version.card
-    return 0 if card is None or card.commitment_interval != interval else card.commitment_nanos
+def _committed(interval: PricedInterval, length: Literal["period", "year"]) -> int:
+    card = None if interval.version is None else interval.version.card
+    return 0 if card is None or card.commitment_interval != length else card.commitment_nanos

@@ -1,7 +1,7 @@
 """The lines of base fees, as a pure function of the tenant's terms and the time that is billed.
 
-A fee in arrears is for the billed time. A fee in advance is for the next period, by the version in force when that
-period begins; what changes in the course of it is corrected by prorations when its time is billed.
+A fee in arrears is charged on the invoice of its period. A fee in advance is charged on the invoice before, at the
+price version in force when its period begins; a later change of plan is prorated on the next invoice.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import groupby
 
 from billing.charges.lines import DraftInvoiceLine, LineKind, amount_line
-from billing.charges.proration import Stretch, TenantTerms, share
+from billing.charges.proration import PricedInterval, TenantTerms, share
 from billing.prices.card import PriceCard
 from billing.prices.price_book import PriceView
 from core.periods import Period
@@ -23,17 +23,17 @@ def fee_lines(terms: TenantTerms, billed: Period) -> Iterator[DraftInvoiceLine]:
     whole = terms.calendars.at(billed.start).period_at(billed.start)
     ends = terms.ended is not None and terms.ended <= billed.end
     paid = _paid_in_advance(terms, around.start)
-    for stretch in _same_fee(terms.stretches(Period(billed.start, around.end if ends else billed.end))):
-        fee_nanos = _fee(stretch.version)
+    for interval in _same_fee(terms.intervals(Period(billed.start, around.end if ends else billed.end))):
+        fee_nanos = _fee(interval.version)
         before_nanos = 0 if paid is None else paid.card.base_fee_nanos
         if paid is not None and before_nanos == fee_nanos:
             continue
         if paid is not None and before_nanos:
-            unused = -share(before_nanos, whole, stretch.start, stretch.end)
-            yield from _line("proration", "Unused base fee", unused, stretch, paid)
+            unused = -share(before_nanos, whole, interval.start, interval.end)
+            yield from _line("proration", "Unused base fee", unused, interval, paid)
         if fee_nanos:
-            owed = share(fee_nanos, whole, stretch.start, stretch.end)
-            yield from _line("proration" if before_nanos else "base_fee", "Base fee", owed, stretch, stretch.version)
+            owed = share(fee_nanos, whole, interval.start, interval.end)
+            yield from _line("proration" if before_nanos else "base_fee", "Base fee", owed, interval, interval.version)
     if around.end == billed.end and not ends:
         yield from _in_advance(terms, billed.end)
 
@@ -44,7 +44,7 @@ def _in_advance(terms: TenantTerms, start: datetime) -> Iterator[DraftInvoiceLin
         following = terms.calendars.period_at(start)
         whole = terms.calendars.at(start).period_at(start)
         owed = share(version.card.base_fee_nanos, whole, *following)
-        yield from _line("base_fee", "Base fee in advance", owed, Stretch(*following, version), version)
+        yield from _line("base_fee", "Base fee in advance", owed, PricedInterval(*following, version), version)
 
 
 def _paid_in_advance(terms: TenantTerms, start: datetime) -> PriceView | None:
@@ -63,14 +63,14 @@ def _fee(version: PriceView | None) -> int:
     return 0 if version is None else version.card.base_fee_nanos
 
 
-def _same_fee(stretches: Iterator[Stretch]) -> Iterator[Stretch]:
-    for _, same in groupby(stretches, key=lambda stretch: _fee(stretch.version)):
+def _same_fee(intervals: Iterator[PricedInterval]) -> Iterator[PricedInterval]:
+    for _, same in groupby(intervals, key=lambda interval: _fee(interval.version)):
         group = list(same)
-        yield Stretch(group[0].start, group[-1].end, group[0].version)
+        yield PricedInterval(group[0].start, group[-1].end, group[0].version)
 
 
 def _line(
-    kind: LineKind, description: str, nanos: int, stretch: Stretch, version: PriceView | None
+    kind: LineKind, description: str, nanos: int, interval: PricedInterval, version: PriceView | None
 ) -> Iterator[DraftInvoiceLine]:
     if nanos:
         yield amount_line(
@@ -78,5 +78,5 @@ def _line(
             nanos,
             description=description,
             price_version_id=None if version is None else version.id,
-            covers=Period(stretch.start, stretch.end),
+            covers=Period(interval.start, interval.end),
         )

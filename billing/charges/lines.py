@@ -1,7 +1,7 @@
-"""The lines of an invoice and the sums of usage that they are made of. Pure: no database.
+"""Invoice lines, and the sums of usage that most of them are made of. Pure: no database.
 
 A line is ``quantity`` units at ``unit_price_nanos`` each. A quantity of zero makes no line, so an invoice lists only
-what was used. Money is rounded once, on the total of all lines; each line then gets whole cents of that total.
+what was used. Money is rounded once, on the total of all lines (``billing.invoices.finalizing``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,23 +11,17 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from billing.prices.card import FULL_PERMILLE, PRICE_OF, ResourceLineKind
+from billing.prices.card import FULL_PERMILLE
+from billing.prices.price_book import PriceView
+from billing.prices.quantities import QUANTITIES, RESOURCES, LineUnit, ResourceKind, UsageKind
 from core.contracts.grants import Prices, ServiceTier
-from core.money import at_factor, distribute_cents
+from core.money import at_factor
 from core.periods import Period
 
-UsageLineKind = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
-LineKind = (
-    UsageLineKind | ResourceLineKind | Literal["base_fee", "proration", "discount", "coupon", "commitment", "carried"]
-)
+LineKind = UsageKind | ResourceKind | Literal["base_fee", "proration", "discount", "coupon", "commitment", "carried"]
 LINE_KINDS_IN_WORDS: Final[Mapping[LineKind, str]] = {
-    "uncached_input_tokens": "Prompt tokens",
-    "cached_input_tokens": "Cached prompt tokens",
-    "output_tokens": "Generated tokens",
-    "kv_page_seconds": "KV page-seconds",
-    "adapter_storage": "Adapter storage",
-    "pinned_slots": "Pinned slots",
-    "cold_loads": "Cold loads",
+    **{kind: quantity.words for kind, quantity in QUANTITIES.items()},
+    **{kind: resource.words for kind, resource in RESOURCES.items()},
     "base_fee": "Base fee",
     "proration": "Proration",
     "discount": "Discount",
@@ -35,28 +29,31 @@ LINE_KINDS_IN_WORDS: Final[Mapping[LineKind, str]] = {
     "commitment": "Commitment",
     "carried": "Carried over",
 }
-"""What a line is called on every document and at Stripe."""
-LineUnit = Literal["token", "page_second", "package", "gb_hour", "slot_hour", "load", "amount"]
+"""What a line is called on every document."""
+
+INCLUDED: Final = "included"
+"""The description of a line of included units."""
 
 
 class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
-    """An invoice line before it has an id and, until ``with_cents``, its cents: see ``InvoiceLineView``.
+    """The columns of an invoice line, as a period's charge decides them; ``finalizing`` adds the cents, an id and a
+    position. ``billing.invoices.views.InvoiceLineView`` says what they mean.
 
-    A discount, a coupon, a proration or what is carried over may have a negative amount; nothing else may.
+    A discount, a coupon, a proration or a carried amount may be negative; nothing else may.
     """
 
     kind: LineKind
-    base_model: str | None
-    rank_class: int | None
-    adapter_id: str | None
-    adapter_name: str | None
-    price_version_id: str | None
-    late_for: datetime | None
+    base_model: str | None = None
+    rank_class: int | None = None
+    adapter_id: str | None = None
+    adapter_name: str | None = None
+    price_version_id: str | None = None
+    late_for: datetime | None = None
     unit: LineUnit
     quantity: Decimal
     unit_price_nanos: int
     amount_nanos: int
-    request_count: int | None
+    request_count: int | None = None
     tier: int | None = None
     used_units: Decimal | None = None
     description: str | None = None
@@ -68,121 +65,81 @@ class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     amount_cents: int = 0
 
 
-class LineFigures(NamedTuple):
-    """Tokens or KV page-milliseconds, their unit price before tiers, what they cost and how many requests used any."""
+class Used(NamedTuple):
+    """What was used of one quantity: tokens or KV page-milliseconds, what the records cost, and how many requests used
+    any of it.
+    """
 
-    quantity: int
-    unit_price_nanos: int
-    amount_nanos: int
-    request_count: int
+    counted: int = 0
+    nanos: int = 0
+    requests: int = 0
 
 
 class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the records of one model at one price version and service tier. ``prices`` are the listed prices of the
-    model, of which the tier pays ``factor_permille``.
-    ``late_for`` is the start of the month in which late usage settled, None for usage of the period itself.
-
-    The ``…_requests`` count the requests whose quantity is not zero. The ``…_nanos`` are what the records cost, at the
-    highest price where a quantity has tiers.
+    """Sums over the records of one model and adapter at one price version and service tier; quantities without usage
+    are left out. ``late_for`` is the start of the month in which late usage settled, None for usage of the period
+    itself. Records cost the highest price where a quantity has tiers.
     """
 
     base_model: str
-    rank_class: int | None
-    adapter_id: str | None
-    adapter_name: str | None
-    price_version_id: str
-    late_for: datetime | None
-    prices: Prices
-    uncached_input_tokens: int
-    input_nanos: int
-    uncached_requests: int
-    cached_tokens: int
-    cached_input_nanos: int
-    cached_requests: int
-    output_tokens: int
-    output_nanos: int
-    output_requests: int
-    kv_page_ms: int
-    kv_nanos: int
-    kv_requests: int
+    rank_class: int | None = None
+    adapter_id: str | None = None
+    adapter_name: str | None = None
+    version: PriceView
+    late_for: datetime | None = None
     service_tier: ServiceTier = "default"
-    factor_permille: int = FULL_PERMILLE
+    used: Mapping[UsageKind, Used]
 
     @property
     def recorded_nanos(self) -> int:
         """What the records cost."""
-        return self.input_nanos + self.cached_input_nanos + self.output_nanos + self.kv_nanos
-
-    def figures(self, kind: UsageLineKind) -> LineFigures:
-        """What was used of a kind, at which price."""
-        at = at_factor(self.list_price_nanos(kind), self.factor_permille)
-        match kind:
-            case "uncached_input_tokens":
-                return LineFigures(self.uncached_input_tokens, at, self.input_nanos, self.uncached_requests)
-            case "cached_input_tokens":
-                return LineFigures(self.cached_tokens, at, self.cached_input_nanos, self.cached_requests)
-            case "output_tokens":
-                return LineFigures(self.output_tokens, at, self.output_nanos, self.output_requests)
-            case "kv_page_seconds":
-                return LineFigures(self.kv_page_ms, at, self.kv_nanos, self.kv_requests)
+        return sum(each.nanos for each in self.used.values())
 
     @property
-    def paid(self) -> Prices:
-        """The unit prices before tiers, at the batch factor."""
-        listed = msgspec.structs.asdict(self.prices)
-        return Prices(**{name: at_factor(nanos, self.factor_permille) for name, nanos in listed.items()})
+    def list_prices(self) -> Prices:
+        """The unit prices of the model, before tiers and the batch factor."""
+        return self.version.card.listed(self.base_model, self.rank_class)
 
-    def list_price_nanos(self, kind: UsageLineKind) -> int:
-        """The unit price before tiers and the batch factor."""
-        price: int = getattr(self.prices, PRICE_OF[kind])
-        return price
+    @property
+    def factor_permille(self) -> int:
+        """The part of a price that the service tier pays."""
+        return self.version.card.factor_permille(self.service_tier)
 
-    def line(self, kind: UsageLineKind) -> DraftInvoiceLine:
-        """The line of a quantity that has no tiers: its amount is what the records cost."""
-        found = self.figures(kind)
+    def line(self, kind: UsageKind, listed: Prices) -> DraftInvoiceLine:
+        """The line of a quantity at its list price: its amount is what the records cost."""
+        quantity, used, factor = QUANTITIES[kind], self.used[kind], self.factor_permille
+        price_nanos: int = getattr(listed, quantity.price)
         return DraftInvoiceLine(
             kind=kind,
             base_model=self.base_model,
             rank_class=self.rank_class,
             adapter_id=self.adapter_id,
             adapter_name=self.adapter_name,
-            price_version_id=self.price_version_id,
+            price_version_id=self.version.id,
             late_for=self.late_for,
-            unit="page_second" if kind == "kv_page_seconds" else "token",
-            quantity=in_units(kind, found.quantity),
-            unit_price_nanos=found.unit_price_nanos,
-            amount_nanos=found.amount_nanos,
-            request_count=found.request_count,
+            unit=quantity.unit,
+            quantity=quantity.in_units(used.counted),
+            unit_price_nanos=at_factor(price_nanos, factor),
+            amount_nanos=used.nanos,
+            request_count=used.requests,
             service_tier=self.service_tier if self.service_tier != "default" else None,
-            list_price_nanos=self.list_price_nanos(kind) if self.factor_permille < FULL_PERMILLE else None,
-        )
-
-    def line_of_part(
-        self, kind: UsageLineKind, quantity: int, *, unit_price_nanos: int | None = None
-    ) -> DraftInvoiceLine:
-        """The line of a part of a quantity that has no tiers, at its price or at another one. It counts no requests."""
-        whole = self.line(kind)
-        at = whole.unit_price_nanos if unit_price_nanos is None else unit_price_nanos
-        return msgspec.structs.replace(
-            whole,
-            quantity=in_units(kind, quantity),
-            unit_price_nanos=at,
-            amount_nanos=quantity * at // 1_000 if kind == "kv_page_seconds" else quantity * at,
-            request_count=None,
-            description="included" if unit_price_nanos == 0 else None,
-            list_price_nanos=None if unit_price_nanos == 0 else whole.list_price_nanos,
+            list_price_nanos=price_nanos if factor < FULL_PERMILLE else None,
         )
 
 
-def in_units(kind: UsageLineKind, quantity: int) -> Decimal:
-    """A quantity in the unit of its price: tokens, or page-milliseconds as page-seconds."""
-    return Decimal(quantity).scaleb(-3) if kind == "kv_page_seconds" else Decimal(quantity)
-
-
-def with_cents(lines: Sequence[DraftInvoiceLine]) -> list[DraftInvoiceLine]:
-    """The lines with their shares of the total, which is rounded once."""
-    cents = distribute_cents([line.amount_nanos for line in lines])
-    return [msgspec.structs.replace(line, amount_cents=share) for line, share in zip(lines, cents, strict=True)]
+def part_of(line: DraftInvoiceLine, kind: UsageKind, count: int, *, free: bool = False) -> DraftInvoiceLine:
+    """The line of a part of a quantity, at the line's price or ``free``. It counts no requests."""
+    quantity = QUANTITIES[kind]
+    price_nanos = 0 if free else line.unit_price_nanos
+    return msgspec.structs.replace(
+        line,
+        quantity=quantity.in_units(count),
+        unit_price_nanos=price_nanos,
+        amount_nanos=quantity.cost(count, price_nanos),
+        request_count=None,
+        description=INCLUDED if free else None,
+        list_price_nanos=None if free else line.list_price_nanos,
+    )
 
 
 def amount_line(
@@ -197,17 +154,11 @@ def amount_line(
     """A line of an amount that is no usage."""
     return DraftInvoiceLine(
         kind=kind,
-        base_model=None,
-        rank_class=None,
-        adapter_id=None,
-        adapter_name=None,
         price_version_id=price_version_id,
-        late_for=None,
         unit="amount",
         quantity=Decimal(1),
         unit_price_nanos=amount_nanos,
         amount_nanos=amount_nanos,
-        request_count=None,
         description=description,
         source_id=source_id,
         covers_from=None if covers is None else covers.start,

@@ -1,21 +1,49 @@
 """What a period costs before credits and tax, on the ledger and as lines: usage, tiers, included usage, fees, discounts
 and commitments (``billing.charges.statement`` says in which order).
+
+Records are charged the highest price, in any order. The cost of the period is a pure function of all of them, and what
+it differs by from the ledger is posted as an adjustment. So the adjustments of a period end at the same sum, however
+often they are posted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import Final, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-from sqlmodel import Session
+from sqlmodel import Session, col, select
 
-from billing.charges.adjustments import Owed, post_difference
-from billing.charges.contract import Contract, read_contract, read_state, read_used, split
+from billing import ledger
+from billing.charges.inputs import Contract, read_contract, read_state, read_used, split
 from billing.charges.lines import DraftInvoiceLine, merged
-from billing.charges.models import StoredPeriodState
+from billing.charges.models import StoredPeriodState, UsageAdjustment
 from billing.charges.state import PeriodState
 from billing.charges.statement import PeriodUse, state_charges
 from billing.subscriptions.billed_until import billed_until_of
+from core import clock
+from core.db import among, database_now
+from core.ids import first_id_of_ms, new_id
 from core.periods import Period
+from core.spend_windows import WindowBounds
+
+_CLOCKS_APART: Final = timedelta(hours=1)
+
+
+class Owed(NamedTuple):
+    """What a period costs in all, the part that is usage, and what its usage records say that it costs."""
+
+    amount_nanos: int
+    usage_nanos: int
+    recorded_nanos: int
+
+
+class PeriodCharge(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines of a period, their sums and what they leave."""
+
+    lines: list[DraftInvoiceLine]
+    owed: Owed
+    state: PeriodState
 
 
 def period_lines(session: Session, tenant_id: str, period: Period, *, closing: bool) -> list[DraftInvoiceLine]:
@@ -38,15 +66,7 @@ def adjust(
     charged = charge_parts(session, tenant_id, contract, period, state, closing=closing)
     if closing:
         _store(session, tenant_id, contract, period, before=state, after=charged.state)
-    return charged.lines, post_difference(session, tenant_id, period, charged.owed)
-
-
-class PeriodCharge(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines of a period, their sums and what they leave."""
-
-    lines: list[DraftInvoiceLine]
-    owed: Owed
-    state: PeriodState
+    return charged.lines, _post_difference(session, tenant_id, period, charged.owed)
 
 
 def charge_parts(
@@ -75,6 +95,25 @@ def charge_used(
     return PeriodCharge(lines=merged(lines) if len(parts) > 1 else lines, owed=owed, state=state)
 
 
+def usage_adjusted_in(session: Session, tenant_ids: Collection[str], made: WindowBounds) -> dict[str, int]:
+    """By how much the usage of these tenants was adjusted by adjustments that were made in a span of time."""
+    total = sa.cast(sa.func.sum(col(UsageAdjustment.usage_nanos)), sa.BigInteger)
+    low, high = (clock.to_ms(at) for at in (made.start - _CLOCKS_APART, made.end + _CLOCKS_APART))
+    statement = (
+        select(UsageAdjustment.tenant_id, total)
+        .where(
+            among(col(UsageAdjustment.tenant_id), tenant_ids),
+            # Ids are in the order of time, which makes this a range of the primary key.
+            col(UsageAdjustment.id) >= first_id_of_ms("adj", low),
+            col(UsageAdjustment.id) < first_id_of_ms("adj", high),
+            col(UsageAdjustment.created_at) >= made.start,
+            col(UsageAdjustment.created_at) < made.end,
+        )
+        .group_by(col(UsageAdjustment.tenant_id))
+    )
+    return dict(session.exec(statement).all())
+
+
 def _state_at(session: Session, tenant_id: str, contract: Contract, period: Period, *, closing: bool) -> PeriodState:
     """What the invoices before a period leave to it. While the period before is still open, it is charged for this."""
     state = read_state(session, tenant_id, period.start)
@@ -97,3 +136,50 @@ def _store(
         return
     stored = {"tenant_id": tenant_id, "period_end": period.end, "state": msgspec.to_builtins(after)}
     session.exec(sa.insert(StoredPeriodState).values(**stored, created_at=sa.func.clock_timestamp()))
+
+
+def _post_difference(session: Session, tenant_id: str, period: Period, owed: Owed) -> int:
+    """Post what is missing on the ledger to what a period costs. Returns the amount.
+
+    The caller holds the tenant's subscription, so no usage and no other adjustment of the tenant is posted meanwhile.
+    """
+    amount_before, usage_before = _posted_before(session, tenant_id, period)
+    amount_nanos = owed.amount_nanos - owed.recorded_nanos - amount_before
+    usage_nanos = owed.usage_nanos - owed.recorded_nanos - usage_before
+    if amount_nanos != 0:
+        _post(session, tenant_id, period, amount_nanos, usage_nanos)
+    return amount_nanos
+
+
+def _posted_before(session: Session, tenant_id: str, period: Period) -> tuple[int, int]:
+    """The sums of a period's adjustments: in all, and of usage."""
+    amount, usage = (
+        sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
+        for column in (col(UsageAdjustment.amount_nanos), col(UsageAdjustment.usage_nanos))
+    )
+    statement = select(amount, usage).where(
+        UsageAdjustment.tenant_id == tenant_id,
+        col(UsageAdjustment.period_start) >= period.start,
+        col(UsageAdjustment.period_start) < period.end,
+    )
+    return session.exec(statement).one()
+
+
+def _post(session: Session, tenant_id: str, period: Period, amount_nanos: int, usage_nanos: int) -> None:
+    transfer_id, now = new_id("tr"), database_now(session)
+    ledger.post(
+        session,
+        ledger.adjustment_posting(transfer_id=transfer_id, tenant_id=tenant_id, amount_nanos=amount_nanos),
+    )
+    session.add(
+        UsageAdjustment(
+            id=new_id("adj"),
+            tenant_id=tenant_id,
+            period_start=period.start,
+            amount_nanos=amount_nanos,
+            usage_nanos=usage_nanos,
+            transfer_id=transfer_id,
+            created_at=now,
+        )
+    )
+    session.flush()

@@ -1,7 +1,7 @@
 """Shares of a billing period, to the second. Pure: no database.
 
 A share of an amount is the difference of two amounts from the period's start, each rounded down. So the shares of
-neighboring stretches add up to the share of both together, and the shares of a whole period are the amount.
+neighboring intervals add up to the share of both together, and the shares of a whole period are the amount.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,8 +16,8 @@ from core.periods import Period
 _SECOND: Final = timedelta(seconds=1)
 
 
-class Stretch(NamedTuple):
-    """A stretch of time under one price version. None: the tenant had no plan yet, or its subscription had ended."""
+class PricedInterval(NamedTuple):
+    """An interval of time under one price version. None: the tenant had no plan yet, or its subscription had ended."""
 
     start: datetime
     end: datetime
@@ -34,15 +34,15 @@ class TenantTerms(NamedTuple):
 
     def version_at(self, instant: datetime) -> PriceView | None:
         """The version whose fees the tenant owes at an instant."""
-        return next((each.version for each in self.stretches(Period(instant, instant + _SECOND))), None)
+        return next((each.version for each in self.intervals(Period(instant, instant + _SECOND))), None)
 
-    def stretches(self, period: Period) -> Iterator[Stretch]:
+    def intervals(self, period: Period) -> Iterator[PricedInterval]:
         """The versions whose fees the tenant owes in a period, one after the other, without gaps."""
         borders = {period.start, period.end, *(span.begins for span in self.prices)}
         borders |= {instant for instant in (self.joined, self.ended) if instant is not None}
         inside = sorted(border for border in borders if period.start <= border <= period.end)
         for start, end in pairwise(inside):
-            yield Stretch(start, end, self._owed_at(start))
+            yield PricedInterval(start, end, self._owed_at(start))
 
     def _owed_at(self, instant: datetime) -> PriceView | None:
         if self.joined is None or instant < self.joined or (self.ended is not None and instant >= self.ended):
@@ -57,9 +57,9 @@ def share(amount: int, whole: Period, start: datetime, end: datetime) -> int:
     return amount * _offset(whole, end) // seconds - amount * _offset(whole, start) // seconds
 
 
-def prorated(amounts: Iterable[tuple[Stretch, int]], whole: Period) -> int:
-    """The sum of the shares of stretches, each with the amount for all of ``whole``."""
-    return sum(share(amount, whole, stretch.start, stretch.end) for stretch, amount in amounts)
+def prorated(amounts: Iterable[tuple[PricedInterval, int]], whole: Period) -> int:
+    """The sum of the shares of intervals, each with the amount for all of ``whole``."""
+    return sum(share(amount, whole, interval.start, interval.end) for interval, amount in amounts)
 
 
 def _offset(whole: Period, instant: datetime) -> int:

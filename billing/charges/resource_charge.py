@@ -7,27 +7,13 @@ amount is exact and cut once, below one nanodollar.
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
-from decimal import ROUND_UP, Decimal, localcontext
 from typing import Final, NamedTuple
 
-from billing.charges.lines import DraftInvoiceLine, LineUnit
-from billing.prices.card import RESOURCE_KINDS, ResourceLineKind
+from billing.charges.lines import DraftInvoiceLine
 from billing.prices.price_book import PriceView
+from billing.prices.quantities import RESOURCES, ResourceKind
 
-
-class _Measure(NamedTuple):
-    """The unit of a price, and how many metered units it has: byte-seconds, slot-milliseconds or loads."""
-
-    unit: LineUnit
-    scale: int
-
-
-_MEASURES: Final[dict[ResourceLineKind, _Measure]] = {
-    "adapter_storage": _Measure("gb_hour", 1_000_000_000 * 3_600),
-    "pinned_slots": _Measure("slot_hour", 3_600_000),
-    "cold_loads": _Measure("load", 1),
-}
-_SHOWN: Final = Decimal("1e-9")
+_KINDS: Final = tuple(RESOURCES)
 
 
 class ResourceTotal(NamedTuple):
@@ -35,7 +21,7 @@ class ResourceTotal(NamedTuple):
     the month of hours that were metered after their period was invoiced.
     """
 
-    kind: ResourceLineKind
+    kind: ResourceKind
     adapter_id: str
     adapter_name: str | None
     base_model: str
@@ -61,7 +47,7 @@ def _group(total: ResourceTotal) -> _Group:
     """What has one line. The order of groups is the order of print."""
     return (
         "" if total.late_for is None else total.late_for.isoformat(),
-        RESOURCE_KINDS.index(total.kind),
+        _KINDS.index(total.kind),
         total.version.effective_from,
         total.version.id,
         total.base_model,
@@ -75,7 +61,7 @@ def _line(of: ResourceTotal, units: int) -> DraftInvoiceLine | None:
     unit_price_nanos = of.version.card.resource_nanos(of.kind, of.base_model, rank_class)
     if units == 0 or unit_price_nanos == 0:
         return None
-    measure = _MEASURES[of.kind]
+    resource = RESOURCES[of.kind]
     return DraftInvoiceLine(
         kind=of.kind,
         base_model=of.base_model,
@@ -84,18 +70,8 @@ def _line(of: ResourceTotal, units: int) -> DraftInvoiceLine | None:
         adapter_name=of.adapter_name,
         price_version_id=of.version.id,
         late_for=of.late_for,
-        unit=measure.unit,
-        quantity=_shown(units, measure.scale),
+        unit=resource.unit,
+        quantity=resource.in_units(units),
         unit_price_nanos=unit_price_nanos,
-        amount_nanos=units * unit_price_nanos // measure.scale,
-        request_count=None,
+        amount_nanos=resource.cost(units, unit_price_nanos),
     )
-
-
-def _shown(units: int, scale: int) -> Decimal:
-    """The quantity in the unit of its price, with nine places. The amount is computed from the whole units. This is
-    rounded up, so that no line costs more than its quantity.
-    """
-    with localcontext() as context:
-        context.prec = 50
-        return (Decimal(units) / scale).quantize(_SHOWN, rounding=ROUND_UP)

@@ -4,7 +4,7 @@ from datetime import datetime
 
 import msgspec
 
-from billing.prices.card import TieredQuantity
+from billing.prices.quantities import UsageKind
 from core.contracts.grants import ServiceTier
 
 
@@ -13,7 +13,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     what they, or the period before, left. KV cache is in page-milliseconds.
     """
 
-    quantity: TieredQuantity
+    quantity: UsageKind
     base_model: str | None = None
     granted: int = 0
     left: int = 0
@@ -37,7 +37,7 @@ class TierUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     included ones. ``base_model`` is that of the tiered price. KV cache is in page-milliseconds.
     """
 
-    quantity: TieredQuantity
+    quantity: UsageKind
     price_version_id: str
     units: int
     base_model: str | None = None

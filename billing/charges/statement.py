@@ -5,7 +5,7 @@ The order is: usage at list price, included usage and tiers; resources; fees; di
 what a negative invoice before has left. Only the final invoice of a tenant that has left may be negative.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -13,13 +13,11 @@ import msgspec
 from billing.charges.commitments import true_up
 from billing.charges.discounting import Charges, discount
 from billing.charges.fees import fee_lines
-from billing.charges.included import take_included
 from billing.charges.lines import DraftInvoiceLine, UsageTotal, amount_line
-from billing.charges.period_charge import charge
 from billing.charges.proration import TenantTerms
 from billing.charges.resource_charge import ResourceTotal, resource_charge
 from billing.charges.state import PeriodState
-from billing.prices.price_book import PriceView
+from billing.charges.usage_charge import charge, take_included
 from billing.subscriptions.discounts import DiscountTerms
 from core.periods import Period
 
@@ -27,10 +25,9 @@ _FROM_BEFORE: Final = "Credit from the invoice before"
 
 
 class PeriodUse(NamedTuple):
-    """What a tenant used in the billed time, and the price versions of it."""
+    """What a tenant used in the billed time."""
 
     totals: Sequence[UsageTotal]
-    versions: Mapping[str, PriceView]
     resources: Sequence[ResourceTotal] = ()
 
 
@@ -57,10 +54,9 @@ def state_charges(
     around = terms.calendars.period_at(billed.start)
     assert billed.end <= around.end, "the billed time lies in one period"
     state = before.in_period(around.start)
-    included = take_included(terms, billed, used.totals, used.versions, state.pools)
-    had = {span.version.id: span.version for span in terms.prices if span.version is not None}
-    versions = {**had, **used.versions}
-    charged = charge(used.totals, versions, included.taken, state.tiers)
+    included = take_included(terms, billed, used.totals, state.pools)
+    versions = {span.version.id: span.version for span in terms.prices if span.version is not None}
+    charged = charge(used.totals, included.taken, state.tiers, versions)
     lines = [*charged.lines, *resource_charge(used.resources)]
     usage_nanos = _sum(lines)
     lines += fee_lines(terms, billed)

@@ -14,37 +14,37 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.charges.contract import Contract, read_contract, read_state, read_used, split
+from billing.charges.inputs import Contract, read_contract, read_state, read_used, split
 from billing.charges.lines import DraftInvoiceLine, LineKind, UsageTotal
 from billing.charges.period import charge_used
 from billing.charges.statement import PeriodUse
 from billing.prices.card import PriceCard
 from billing.prices.price_book import PriceView
+from billing.prices.quantities import QUANTITIES
 from core import fields
-from core.contracts.grants import Prices
+from core.money import at_factor
 from core.periods import Period
-
-_TotalKey = tuple[str, int | None, str | None, str, str, str]
 
 _TENANTS: Final = sa.text("""
 SELECT DISTINCT tenant_id FROM plan_assignments WHERE plan_id = :plan_id AND tenant_id > :after
 ORDER BY tenant_id LIMIT :limit
 """)
-_PAGE_TIME: Final = sa.text("""
-SELECT u.base_model, u.rank_class, u.adapter_id, u.price_version_id, u.service_tier,
-    CASE WHEN u.late_from IS NOT NULL THEN date_trunc('month', u.settled_at, 'UTC') END AS late_for,
-    sum(floor(u.kv_page_ms::numeric * p.nanos / 1000))::bigint AS kv_nanos
+_PAGE_TIME: Final = QUANTITIES["kv_page_seconds"]
+_PAGE_COSTS: Final = sa.text(f"""
+SELECT p.position, sum(floor(u.{_PAGE_TIME.count}::numeric * p.nanos / {_PAGE_TIME.scale}))::bigint AS nanos
 FROM usage_now u JOIN unnest(
-    CAST(:models AS text[]), CAST(:ranks AS int[]), CAST(:versions AS text[]), CAST(:tiers AS text[]),
-    CAST(:nanos AS bigint[])
-) AS p (base_model, rank_class, version_id, service_tier, nanos)
-    ON p.base_model = u.base_model AND p.rank_class = coalesce(u.rank_class, 0) AND p.version_id = u.price_version_id
-    AND p.service_tier = u.service_tier
-WHERE u.tenant_id = :tenant_id AND u.kv_page_ms > 0
+    CAST(:positions AS int[]), CAST(:models AS text[]), CAST(:ranks AS int[]), CAST(:adapters AS text[]),
+    CAST(:versions AS text[]), CAST(:tiers AS text[]), CAST(:months AS timestamptz[]), CAST(:nanos AS bigint[])
+) AS p (position, base_model, rank_class, adapter_id, version_id, service_tier, late_for, nanos)
+    ON p.base_model = u.base_model AND p.rank_class = coalesce(u.rank_class, 0)
+    AND p.adapter_id = coalesce(u.adapter_id, '') AND p.version_id = u.price_version_id
+    AND p.service_tier = u.service_tier AND p.late_for IS NOT DISTINCT FROM
+        CASE WHEN u.late_from IS NOT NULL THEN date_trunc('month', u.settled_at, 'UTC') END
+WHERE u.tenant_id = :tenant_id AND u.{_PAGE_TIME.count} > 0
     AND (u.late_from IS NULL AND u.settled_at >= :start AND u.settled_at < :end
          OR u.late_from >= :start AND u.late_from < :end)
-GROUP BY 1, 2, 3, 4, 5, 6
-""")
+GROUP BY 1
+""")  # noqa: S608 - constants of the table of quantities
 
 
 class SimulatedLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ def _tenant(session: Session, tenant_id: str, plan_id: str, card: PriceCard, per
         for part in split(contract.terms.calendars, period)
     ]
     other = _with_card(contract, plan_id, card)
-    simulated = [(part, _priced(session, tenant_id, part, used, other.versions, plan_id, card)) for part, used in parts]
+    simulated = [(part, _priced(session, tenant_id, part, used, plan_id, card)) for part, used in parts]
     now = charge_used(contract, parts, state, closing=True)
     then = charge_used(other, simulated, state, closing=True)
     return SimulatedTenant(
@@ -111,96 +111,54 @@ def _at_card(version: PriceView, plan_id: str, card: PriceCard) -> PriceView:
 
 
 def _priced(
-    session: Session,
-    tenant_id: str,
-    period: Period,
-    used: PeriodUse,
-    versions: Mapping[str, PriceView],
-    plan_id: str,
-    card: PriceCard,
+    session: Session, tenant_id: str, period: Period, used: PeriodUse, plan_id: str, card: PriceCard
 ) -> PeriodUse:
-    """The same use at the prices of ``versions``."""
-    known = {**{each.id: _at_card(each, plan_id, card) for each in used.versions.values()}, **versions}
+    """The same use at the prices of the card."""
     return PeriodUse(
-        _rated(session, tenant_id, period, used.totals, known),
-        known,
-        [total._replace(version=known[total.version.id]) for total in used.resources],
+        _rated(session, tenant_id, period, used.totals, plan_id, card),
+        [total._replace(version=_at_card(total.version, plan_id, card)) for total in used.resources],
     )
 
 
 def _rated(
-    session: Session, tenant_id: str, period: Period, totals: Sequence[UsageTotal], versions: Mapping[str, PriceView]
+    session: Session, tenant_id: str, period: Period, totals: Sequence[UsageTotal], plan_id: str, card: PriceCard
 ) -> list[UsageTotal]:
-    """The totals at the listed prices of these versions."""
-    priced = [_listed(total, versions[total.price_version_id].card) for total in totals]
-    changed = [(before, after) for before, after in zip(totals, priced, strict=True) if before != after]
-    paid = {_key(after): after.paid for _, after in changed}
-    cut = [
-        (total, at.kv_page_second_nanos)
-        for total, _ in changed
-        if total.kv_page_ms and (at := paid[_key(total)]).kv_page_second_nanos % 1000
-    ]
-    page_nanos = _page_nanos(session, tenant_id, period, cut) if cut else {}
-    return [
-        after if before == after else _at(after, paid[_key(after)], page_nanos.get(_key(after)))
-        for before, after in zip(totals, priced, strict=True)
-    ]
+    """The totals at the card's prices. Those whose prices stay keep what their records cost."""
+    rated, cut = list(totals), {}
+    for position, total in enumerate(totals):
+        at_card = msgspec.structs.replace(total, version=_at_card(total.version, plan_id, card))
+        rated[position] = at_card
+        if (at_card.list_prices, at_card.factor_permille) == (total.list_prices, total.factor_permille):
+            continue
+        used = {}
+        for kind, each in total.used.items():
+            price_nanos = at_factor(getattr(at_card.list_prices, QUANTITIES[kind].price), at_card.factor_permille)
+            used[kind] = each._replace(nanos=QUANTITIES[kind].cost(each.counted, price_nanos))
+            if price_nanos % QUANTITIES[kind].scale:
+                cut[position] = price_nanos
+        rated[position] = msgspec.structs.replace(at_card, used=used)
+    for position, nanos in _page_costs(session, tenant_id, period, totals, cut).items():
+        used = dict(rated[position].used)
+        used["kv_page_seconds"] = used["kv_page_seconds"]._replace(nanos=nanos)
+        rated[position] = msgspec.structs.replace(rated[position], used=used)
+    return rated
 
 
-def _listed(total: UsageTotal, card: PriceCard) -> UsageTotal:
-    """The total with the card's list prices and factor, and its own amounts."""
-    return msgspec.structs.replace(
-        total,
-        prices=card.listed(total.base_model, total.rank_class),
-        factor_permille=card.factor_permille(total.service_tier),
-    )
-
-
-def _at(total: UsageTotal, at: Prices, kv_nanos: int | None) -> UsageTotal:
-    """The total with what it costs at these prices."""
-    return msgspec.structs.replace(
-        total,
-        input_nanos=total.uncached_input_tokens * at.input_nanos,
-        cached_input_nanos=total.cached_tokens * at.cached_input_nanos,
-        output_nanos=total.output_tokens * at.output_nanos,
-        kv_nanos=total.kv_page_ms * at.kv_page_second_nanos // 1000 if kv_nanos is None else kv_nanos,
-    )
-
-
-def _page_nanos(
-    session: Session, tenant_id: str, period: Period, cut: Sequence[tuple[UsageTotal, int]]
-) -> dict[_TotalKey, int]:
-    """What the page time of totals costs, cut in each request."""
-    wanted = sorted(
-        {(of.base_model, of.rank_class or 0, of.price_version_id, of.service_tier, nanos) for of, nanos in cut}
-    )
-    models, ranks, version_ids, tiers, nanos = (list(column) for column in zip(*wanted, strict=True))
-    rows = session.connection().execute(
-        _PAGE_TIME,
-        {
-            "tenant_id": tenant_id, "start": period.start, "end": period.end,
-            "models": models, "ranks": ranks, "versions": version_ids, "tiers": tiers,
-            "nanos": nanos,
-        },
-    )  # fmt: skip
-    return {
-        (
-            of.base_model,
-            of.rank_class,
-            of.adapter_id,
-            of.price_version_id,
-            of.service_tier,
-            str(of.late_for),
-        ): of.kv_nanos
-        for of in rows
-    }
-
-
-def _key(total: UsageTotal) -> _TotalKey:
-    return (
-        total.base_model, total.rank_class, total.adapter_id, total.price_version_id, total.service_tier,
-        str(total.late_for),
-    )  # fmt: skip
+def _page_costs(
+    session: Session, tenant_id: str, period: Period, totals: Sequence[UsageTotal], cut: Mapping[int, int]
+) -> dict[int, int]:
+    """What the page time of totals costs at these prices, cut in each request, by the position of the total."""
+    if not cut:
+        return {}
+    wanted = [totals[position] for position in cut]
+    parameters = {
+        "tenant_id": tenant_id, "start": period.start, "end": period.end,
+        "positions": list(cut), "nanos": list(cut.values()),
+        "models": [of.base_model for of in wanted], "ranks": [of.rank_class or 0 for of in wanted],
+        "adapters": [of.adapter_id or "" for of in wanted], "versions": [of.version.id for of in wanted],
+        "tiers": [of.service_tier for of in wanted], "months": [of.late_for for of in wanted],
+    }  # fmt: skip
+    return {row.position: row.nanos for row in session.connection().execute(_PAGE_COSTS, parameters)}
 
 
 def _compared(now: Sequence[DraftInvoiceLine], then: Sequence[DraftInvoiceLine]) -> Iterator[SimulatedLine]:

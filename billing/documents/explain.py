@@ -13,11 +13,12 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.documents.invoice_lines import lines_beside
-from billing.documents.line_cover import USAGE_KINDS, cover_of, included_before, quantity_of
-from billing.documents.line_records import HOUR, NANOS_OF, HourOfLine, LineRecords, RequestPosition
+from billing.documents.line_cover import cover_of, included_before, kind_of
+from billing.documents.line_records import HOUR, HourOfLine, LineRecords, RequestPosition
 from billing.invoices.views import InvoiceLineView, InvoiceView
 from billing.prices import price_book
 from billing.prices.price_book import PriceView
+from billing.prices.quantities import QUANTITIES, Counts
 from core import fields
 from core.fields import about
 from core.periods import Period
@@ -78,9 +79,10 @@ class LineReader:
     """Reads what one line of usage is made of."""
 
     def __init__(self, session: Session, invoice: InvoiceView, line: InvoiceLineView) -> None:
-        assert line.kind in USAGE_KINDS, "only usage is made of requests"
+        assert line.kind in QUANTITIES, "only usage is made of requests"
         assert line.price_version_id is not None, "usage has a price"
         self._line = line
+        self._quantity = QUANTITIES[kind_of(line)]
         self._price = price_book.versions_by_id(session, [line.price_version_id])[line.price_version_id]
         beside = lines_beside(session, invoice.id, line)
         self._cover = cover_of(line, beside, self._price.card)
@@ -106,7 +108,7 @@ class LineReader:
         return LineExplanation(
             line=self._line,
             price=self._price,
-            found_quantity=self._quantity(units),
+            found_quantity=self._quantity.in_units(units),
             found_nanos=nanos,
             matches=units == self._cover.units and nanos == self._line.amount_nanos,
         )
@@ -139,28 +141,18 @@ class LineReader:
         if self._cover.price is not None:
             begins = before + row["begins"]
             units, amount_nanos = self._cover.within(begins, begins + row["counted"])
-        stored = Charge(**{name: row[name] for name in Charge.__struct_fields__})
-        rated = rate(_Used(row), self._price.card.held(row["base_model"], row["rank_class"], row["service_tier"]))
+        stored = msgspec.convert(dict(row), Charge)
+        rated = rate(
+            msgspec.convert(dict(row), Counts),
+            self._price.card.held(row["base_model"], row["rank_class"], row["service_tier"]),
+        )
         return ExplainedRequest(
-            quantity=self._quantity(row["units"]),
-            line_quantity=self._quantity(units),
+            quantity=self._quantity.in_units(row["units"]),
+            line_quantity=self._quantity.in_units(units),
             amount_nanos=amount_nanos,
             recorded_nanos=row["nanos"],
-            rerated_nanos=getattr(rated, NANOS_OF[quantity_of(self._line)]),
+            rerated_nanos=getattr(rated, self._quantity.amount),
             rerated_equal=rated == stored,
             late=row["late_from"] is not None,
             **{name: row[name] for name in _SHOWN},
         )
-
-    def _quantity(self, units: int) -> Decimal:
-        return Decimal(units).scaleb(-3) if self._line.kind == "kv_page_seconds" else Decimal(units)
-
-
-class _Used:
-    """The quantities of a record."""
-
-    def __init__(self, row: sa.RowMapping) -> None:
-        self.input_tokens: int = row["input_tokens"]
-        self.cached_tokens: int = row["cached_tokens"]
-        self.output_tokens: int = row["output_tokens"]
-        self.kv_page_ms: int = row["kv_page_ms"]

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from billing.documents.line_cover import INCLUDED
+from billing.charges.lines import INCLUDED
 from billing.invoices.models import InvoiceLine, InvoiceTaxLine
 from billing.invoices.queries import line_view
 from billing.invoices.views import InvoiceLineView

@@ -1,25 +1,19 @@
 """Which units of usage an invoice line is made of, and how its amount is shared out to requests. Pure: no database.
 
-Most lines are made of whole requests: each has the amount of its record. The units of a tiered quantity, and those of
-which a part is included, have no price of their own: the period's sum has one. Such a line counts through the units of
-the requests in the order in which they settled, the included ones first, and a request gets what the cost of all units
-up to and including its own has grown by. So the amounts of the requests are whole nanodollars and sum to the line.
+Most lines are made of whole requests: each has the amount of its record. A line of a tier, or of a quantity of which a
+part is included, is a range of units: units are numbered in settlement order, included units first. A request's amount
+is the cost of all units up to its last one, minus the cost of all units before its first. So the amounts of the
+requests are whole nanodollars and sum to the line.
 """
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from billing.charges.lines import INCLUDED
 from billing.invoices.views import InvoiceLineView
-from billing.prices.card import PRICE_OF, PriceCard, TieredQuantity
-
-USAGE_KINDS: Final = tuple(PRICE_OF)
-"""Kinds of lines that are made of requests."""
-
-INCLUDED: Final = "included"
-"""The description of a line of included units."""
-
-_MS: Final = 1_000
+from billing.prices.card import PriceCard
+from billing.prices.quantities import QUANTITIES, UsageKind
 
 
 class RunningPrice(NamedTuple):
@@ -129,26 +123,23 @@ def models_with_own_tiers(line: InvoiceLineView, card: PriceCard) -> list[str]:
     )
 
 
-def quantity_of(line: InvoiceLineView) -> TieredQuantity:
+def kind_of(line: InvoiceLineView) -> UsageKind:
     """The kind of a line of usage."""
-    return next(kind for kind in PRICE_OF if kind == line.kind)
+    return next(kind for kind in QUANTITIES if kind == line.kind)
 
 
 def units_of(line: InvoiceLineView) -> int:
     """Tokens or page-milliseconds of a line."""
     used = line.quantity if line.used_units is None else line.used_units
-    units = used * _scale(line)
+    units = used * QUANTITIES[kind_of(line)].scale
     assert units == int(units), "units are whole"
     return int(units)
 
 
 def _price(line: InvoiceLineView, card: PriceCard) -> RunningPrice:
+    kind = kind_of(line)
     if line.unit != "package":
-        return RunningPrice(line.unit_price_nanos, _scale(line))
-    tiered = card.tier_of(quantity_of(line), line.base_model or "")
+        return RunningPrice(line.unit_price_nanos, QUANTITIES[kind].scale)
+    tiered = card.tier_of(kind, line.base_model or "")
     assert tiered is not None, "a line of packages has a tiered price"
-    return RunningPrice(line.unit_price_nanos, _scale(line), tiered.package[0])
-
-
-def _scale(line: InvoiceLineView) -> int:
-    return _MS if line.kind == "kv_page_seconds" else 1
+    return RunningPrice(line.unit_price_nanos, QUANTITIES[kind].scale, tiered.package[0])

@@ -12,26 +12,14 @@ from typing import Any, Final, NamedTuple
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.documents.line_cover import PoolOwner, models_with_own_tiers, quantity_of
+from billing.documents.line_cover import PoolOwner, kind_of, models_with_own_tiers
 from billing.invoices.views import InvoiceLineView
-from billing.prices.card import PRICE_OF, PriceCard, TieredQuantity
+from billing.prices.card import PriceCard
+from billing.prices.quantities import AMOUNTS, QUANTITIES
 from billing.usage.sums import NOT_LATE, hour_of
 from core.periods import Period
 
 HOUR: Final = timedelta(hours=1)
-NANOS_OF: Final[dict[TieredQuantity, str]] = {
-    "uncached_input_tokens": "input_nanos",
-    "cached_input_tokens": "cached_input_nanos",
-    "output_tokens": "output_nanos",
-    "kv_page_seconds": "kv_nanos",
-}
-
-_UNITS: Final[dict[TieredQuantity, str]] = {
-    "uncached_input_tokens": "input_tokens - cached_tokens",
-    "cached_input_tokens": "cached_tokens",
-    "output_tokens": "output_tokens",
-    "kv_page_seconds": "kv_page_ms",
-}
 
 # Usage of a line's price version and service tier, and of its model, adapter and rank class unless it has tiers.
 _OF_LINE: Final = """
@@ -39,7 +27,7 @@ tenant_id = :tenant_id AND price_version_id = :version AND service_tier = :servi
     AND (CAST(:base_model AS text) IS NULL OR base_model = :base_model)
     AND NOT base_model = ANY(CAST(:other_models AS text[]))
     AND (:any_adapter OR coalesce(adapter_id, '') = :adapter_id AND coalesce(rank_class, 0) = :rank_class)
-    AND {units} > 0
+    AND {count} > 0
 """
 _LATE: Final = """
 late_from >= :start AND late_from < :end
@@ -51,50 +39,37 @@ CASE WHEN :by_owner THEN base_model END AS model, CASE WHEN :by_owner THEN coale
     CASE WHEN :by_owner THEN coalesce(rank_class, 0) END AS rank, CASE WHEN :by_owner THEN {_LATE_FOR} END AS late_for
 """
 
-_HOURS: Final = {
-    kind: sa.text(f"""
-SELECT {_OWNER.format(instant="hour")}, hour, sum({_UNITS[kind]})::bigint AS units,
-    sum({NANOS_OF[kind]})::bigint AS nanos
+# ``count`` and ``amount`` are the columns of the line's quantity (``QUANTITIES``).
+_HOURS: Final = f"""
+SELECT {_OWNER.format(instant="hour")}, hour, sum({{count}})::bigint AS units, sum({{amount}})::bigint AS nanos
 FROM usage_hours
-WHERE {_OF_LINE.format(units=_UNITS[kind])}
+WHERE {_OF_LINE}
     AND CASE WHEN :late THEN {_LATE.format(instant="hour")}
         ELSE late_from = :not_late AND hour >= :whole_from AND hour < :whole_until END
 GROUP BY 1, 2, 3, 4, 5
-""")  # noqa: S608 - constants of this module
-    for kind in PRICE_OF
-}
-_RECORDS: Final = {
-    kind: f"""
+"""  # noqa: S608 - constants of this module
+_RECORDS: Final = f"""
 SELECT request_id, settled_at, late_from, key_id, base_model, adapter_id, rank_class, service_tier, estimated,
-    input_tokens, cached_tokens, output_tokens, kv_page_ms, input_nanos, cached_input_nanos, output_nanos, kv_nanos,
-    {_UNITS[kind]} AS units, {NANOS_OF[kind]} AS nanos, {_LATE_FOR.format(instant="settled_at")} AS month
+    input_tokens, cached_tokens, output_tokens, kv_page_ms, {", ".join(AMOUNTS)},
+    {{count}} AS units, {{amount}} AS nanos, {_LATE_FOR.format(instant="settled_at")} AS month
 FROM usage_now
-WHERE {_OF_LINE.format(units=_UNITS[kind])}
+WHERE {_OF_LINE}
     AND settled_at >= :hour AND settled_at < :hour_end
     AND CASE WHEN :late THEN {_LATE.format(instant="settled_at")} ELSE late_from IS NULL END
 """  # noqa: S608 - constants of this module
-    for kind in PRICE_OF
-}
-_PART_OF_HOUR: Final = {
-    kind: sa.text(f"""
+_PART_OF_HOUR: Final = f"""
 SELECT {_OWNER.format(instant="settled_at")}, CAST(:full_hour AS timestamptz) AS hour,
     sum(units)::bigint AS units, sum(nanos)::bigint AS nanos
-FROM ({_RECORDS[kind]}) records
+FROM ({_RECORDS}) records
 GROUP BY 1, 2, 3, 4, 5
-""")  # noqa: S608 - constants of this module
-    for kind in PRICE_OF
-}
-_WHOLE_RECORDS: Final = {
-    kind: sa.text(f"""
-SELECT *, units AS counted, CAST(0 AS bigint) AS begins FROM ({_RECORDS[kind]}) records
+"""  # noqa: S608 - constants of this module
+_WHOLE_RECORDS: Final = f"""
+SELECT *, units AS counted, CAST(0 AS bigint) AS begins FROM ({_RECORDS}) records
 WHERE (settled_at, request_id) > (:after_settled, :after_id)
 ORDER BY settled_at, request_id LIMIT :limit
-""")  # noqa: S608 - constants of this module
-    for kind in PRICE_OF
-}
+"""  # noqa: S608 - constants of this module
 # Each owner's first units of the hour may be included, and only the others are counted.
-_COUNTED_RECORDS: Final = {
-    kind: sa.text(f"""
+_COUNTED_RECORDS: Final = f"""
 SELECT * FROM (
     SELECT *, (sum(counted) OVER (ORDER BY settled_at, request_id) - counted)::bigint AS begins FROM (
         SELECT r.*, (r.units - least(r.units, greatest(0, coalesce(i.left_units, 0) - (
@@ -102,7 +77,7 @@ SELECT * FROM (
                 PARTITION BY r.base_model, r.adapter_id, r.rank_class, r.month ORDER BY r.settled_at, r.request_id
             ) - r.units
         ))))::bigint AS counted
-        FROM ({_RECORDS[kind]}) r LEFT JOIN unnest(
+        FROM ({_RECORDS}) r LEFT JOIN unnest(
             CAST(:models AS text[]), CAST(:adapters AS text[]), CAST(:ranks AS int[]),
             CAST(:months AS timestamptz[]), CAST(:left_units AS bigint[])
         ) AS i (model, adapter, rank, month, left_units)
@@ -113,9 +88,7 @@ SELECT * FROM (
 WHERE (settled_at, request_id) > (:after_settled, :after_id)
     AND counted > 0 AND begins + counted > :first AND begins < :last
 ORDER BY settled_at, request_id LIMIT :limit
-""")  # noqa: S608 - constants of this module
-    for kind in PRICE_OF
-}
+"""  # noqa: S608 - constants of this module
 
 
 class RequestPosition(NamedTuple):
@@ -148,7 +121,7 @@ class LineRecords:
         included: Mapping[PoolOwner, int],
     ) -> None:
         self._session = session
-        self._kind = quantity_of(line)
+        self._quantity = QUANTITIES[kind_of(line)]
         self._period = period
         self._late = line.late_for is not None
         self._included = included
@@ -197,7 +170,7 @@ class LineRecords:
             "limit": limit,
         }
         if within is None:
-            return self._session.connection().execute(_WHOLE_RECORDS[self._kind], parameters).mappings().all()
+            return self._execute(_WHOLE_RECORDS, parameters).mappings().all()
         owners = [owner for owner, _ in hour.included]
         parameters |= {
             "first": within[0],
@@ -208,22 +181,25 @@ class LineRecords:
             "months": [owner.late_for for owner in owners],
             "left_units": [left for _, left in hour.included],
         }
-        return self._session.connection().execute(_COUNTED_RECORDS[self._kind], parameters).mappings().all()
+        return self._execute(_COUNTED_RECORDS, parameters).mappings().all()
 
     def _sums(self) -> list[sa.Row[Any]]:  # owner, hour, units and nanodollars
         by_owner = {"by_owner": bool(self._included)}
         whole_from = hour_of(self._period.start + HOUR - timedelta(microseconds=1))
         whole_until = max(whole_from, hour_of(self._period.end))
         bounds = {"not_late": NOT_LATE, "whole_from": whole_from, "whole_until": whole_until}
-        connection = self._session.connection()
-        rows = list(connection.execute(_HOURS[self._kind], self._parameters | by_owner | bounds))
+        rows = list(self._execute(_HOURS, self._parameters | by_owner | bounds))
         if self._late:
             return rows
         for hour in sorted({hour_of(self._period.start), whole_until}):
             if not whole_from <= hour < whole_until and hour < self._period.end:
                 parameters = self._of_hour(hour) | by_owner | {"full_hour": hour}
-                rows += connection.execute(_PART_OF_HOUR[self._kind], parameters)
+                rows += self._execute(_PART_OF_HOUR, parameters)
         return rows
+
+    def _execute(self, statement: str, parameters: dict[str, Any]) -> sa.CursorResult[Any]:  # columns of several types
+        columns = {"count": self._quantity.count, "amount": self._quantity.amount}
+        return self._session.connection().execute(sa.text(statement.format(**columns)), parameters)
 
     def _of_hour(self, hour: datetime) -> dict[str, Any]:  # values of several types
         start, end = hour, hour + HOUR

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
-from billing.charges.lines import LineKind, LineUnit
+from billing.charges.lines import LineKind
 from billing.invoices.credit_note_queries import notes_of
 from billing.invoices.documents import printed_number
 from billing.invoices.event_models import InvoiceEvent
@@ -25,6 +25,7 @@ from billing.invoices.views import (
     InvoiceView,
     PaymentView,
 )
+from billing.prices.quantities import LineUnit
 from billing.settings import INVOICES_PAGE_MAX
 from billing.tax.calculation import TaxLine, line_shares
 from billing.tax.parties import Buyer, Seller

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from billing.charges.lines import LineKind, LineUnit
+from billing.charges.lines import LineKind
 from billing.invoices.statuses import EventKind, InvoiceStatus, PaymentSource
+from billing.prices.quantities import LineUnit
 from billing.tax.calculation import TaxLine
 from billing.tax.parties import Buyer, Seller
 from core import fields

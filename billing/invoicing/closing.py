@@ -11,8 +11,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
+from billing.charges.inputs import period_start
 from billing.charges.period import period_lines
-from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
 from billing.invoices import carrying
 from billing.invoices.views import InvoiceKind, InvoiceView

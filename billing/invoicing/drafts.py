@@ -10,10 +10,9 @@ from typing import NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from billing.charges.contract import read_contract, read_state
+from billing.charges.inputs import period_start, read_contract, read_state
 from billing.charges.lines import DraftInvoiceLine
 from billing.charges.period import charge_parts
-from billing.charges.totals import period_start
 from billing.credits.burning import CreditPlan
 from billing.invoices import carrying
 from billing.invoices.queries import batch_discount_nanos

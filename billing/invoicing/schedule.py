@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 import structlog
 
-from billing.charges.totals import period_start
+from billing.charges.inputs import period_start
 from billing.each_tenant import each_tenant
 from billing.invoicing.closing import close_tenant
 from billing.subscriptions.billed_until import read_billed_until

@@ -17,8 +17,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.charges.commitments import commitment_year
-from billing.charges.contract import read_state
-from billing.charges.totals import period_start
+from billing.charges.inputs import period_start, read_state
 from billing.credits.open_usage import read_adjusted
 from billing.each_tenant import each_tenant
 from billing.limits import spend_limits

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
-from billing.charges.adjustments import usage_adjusted_in
+from billing.charges.period import usage_adjusted_in
 from billing.limits.models import SpendLimit
 from billing.limits.views import LimitScope, SpendLimitView
 from billing.subscriptions.billed_until import hold_subscriptions

@@ -1,7 +1,7 @@
 """A price card: everything that one version of a plan charges. Pure: no database.
 
 Requests are held and recorded at the highest unit price that the card can reach (``PriceCard.held``), so a limit on
-spending is never passed. What tiers then save is posted as an adjustment (``billing.charges.adjustments``).
+spending is never passed. What tiers then save is posted as an adjustment (``billing.charges.period``).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,14 +9,13 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
+from billing.prices.quantities import QUANTITIES, RESOURCES, ResourceKind, UsageKind
 from core import fields
 from core.contracts.grants import ModelPrices, Prices, ServiceTier
 from core.errors import InvalidRequest
 from core.fields import about
 from core.money import at_factor
 
-TieredQuantity = Literal["uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"]
-ResourceLineKind = Literal["adapter_storage", "pinned_slots", "cold_loads"]
 TierMode = Literal["graduated", "volume", "package"]
 
 Nanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
@@ -31,23 +30,6 @@ FactorPermille = Annotated[int, msgspec.Meta(gt=0, le=1_000)]
 MODELS_MAX: Final = 256
 TIERS_MAX: Final = 32
 FULL_PERMILLE: Final = 1_000
-
-PRICE_OF: Final[dict[TieredQuantity, str]] = {
-    "uncached_input_tokens": "input_nanos",
-    "cached_input_tokens": "cached_input_nanos",
-    "output_tokens": "output_nanos",
-    "kv_page_seconds": "kv_page_second_nanos",
-}
-"""The field of ``Prices`` that holds the unit price of a quantity."""
-
-
-RESOURCE_KINDS: Final[tuple[ResourceLineKind, ...]] = ("adapter_storage", "pinned_slots", "cold_loads")
-RESOURCE_PRICE_OF: Final[dict[ResourceLineKind, str]] = {
-    "adapter_storage": "adapter_storage_gb_hour_nanos",
-    "pinned_slots": "pinned_slot_hour_nanos",
-    "cold_loads": "cold_load_nanos",
-}
-"""The field of ``PriceCard`` and ``ModelCardPrices`` that holds the unit price of a resource."""
 
 
 class ModelCardPrices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -81,7 +63,7 @@ class TieredPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     quantity is added up over all models.
     """
 
-    quantity: Annotated[TieredQuantity, about("What is counted.")]
+    quantity: Annotated[UsageKind, about("What is counted.")]
     mode: Annotated[TierMode, fields.MODE]
     base_model: Annotated[ModelId | None, fields.BASE_MODEL] = None
     tiers: Annotated[
@@ -112,7 +94,7 @@ class IncludedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     are of any model. With ``rollover``, what is left at the end of a period is added to the next one, and lapses there.
     """
 
-    quantity: Annotated[TieredQuantity, about("What is included.")]
+    quantity: Annotated[UsageKind, about("What is included.")]
     units: Annotated[Units, about("Units in a whole billing period.")]
     base_model: Annotated[ModelId | None, fields.BASE_MODEL] = None
     rollover: Annotated[bool, about("Whether units that are left are added to the next period.")] = False
@@ -226,9 +208,9 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if (base_model, rank_class) not in own
         ]
 
-    def resource_nanos(self, kind: ResourceLineKind, base_model: str, rank_class: int | None) -> int:
+    def resource_nanos(self, kind: ResourceKind, base_model: str, rank_class: int | None) -> int:
         """The price of a GB-hour, a slot-hour or a load: that of the rank class, else of the model, else of all."""
-        name = RESOURCE_PRICE_OF[kind]
+        name = RESOURCES[kind].price
         own = {entry.rank_class: getattr(entry, name) for entry in self.models if entry.base_model == base_model}
         prices: tuple[int | None, ...] = (own.get(rank_class), own.get(None), getattr(self, name))
         return next(price for price in prices if price is not None)
@@ -236,9 +218,9 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def has_resource_prices(self) -> bool:
         """Whether storage, pinned slots or cold loads cost anything."""
-        return any(getattr(prices, name) for prices in (self, *self.models) for name in RESOURCE_PRICE_OF.values())
+        return any(getattr(prices, each.price) for prices in (self, *self.models) for each in RESOURCES.values())
 
-    def tier_of(self, quantity: TieredQuantity, base_model: str) -> TieredPrice | None:
+    def tier_of(self, quantity: UsageKind, base_model: str) -> TieredPrice | None:
         """The tiered price of a quantity: the model's own, else that of all models."""
         of_all = None
         for tiered in self.tiers:
@@ -274,13 +256,14 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def _highest(self, listed: Prices, base_model: str, service_tier: ServiceTier) -> Prices:
         factor = self.factor_permille(service_tier)
-        tiered = {quantity: self.tier_of(quantity, base_model) for quantity in PRICE_OF}
-        highest = {
-            PRICE_OF[quantity]: at_factor(getattr(listed, PRICE_OF[quantity]), factor)
-            if tier is None
-            else tier.highest_unit_nanos(factor)
-            for quantity, tier in tiered.items()
-        }
+        highest = {}
+        for kind, quantity in QUANTITIES.items():
+            tiered = self.tier_of(kind, base_model)
+            highest[quantity.price] = (
+                at_factor(getattr(listed, quantity.price), factor)
+                if tiered is None
+                else tiered.highest_unit_nanos(factor)
+            )
         return Prices(**highest)
 
 
@@ -327,9 +310,10 @@ def _problems(card: PriceCard, base_models: set[str] | None) -> Iterator[tuple[s
 
 def _factor_problems(card: PriceCard) -> Iterator[tuple[str, str]]:
     """Prices that the batch factor would make free."""
-    prices = [(f"prices.{name}", getattr(card, name)) for name in PRICE_OF.values()]
+    names = [quantity.price for quantity in QUANTITIES.values()]
+    prices = [(f"prices.{name}", getattr(card, name)) for name in names]
     for index, entry in enumerate(card.models):
-        prices += [(f"prices.models[{index}].{name}", getattr(entry, name)) for name in PRICE_OF.values()]
+        prices += [(f"prices.models[{index}].{name}", getattr(entry, name)) for name in names]
     for index, price in enumerate(card.tiers):
         where = f"prices.tiers[{index}]"
         prices.append((f"{where}.package_nanos", price.package_nanos or 0))

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 import redis as redis_client
 import sqlalchemy as sa
 
+from billing.charges.inputs import period_start
 from billing.charges.period import adjust
-from billing.charges.totals import period_start
 from billing.each_tenant import each_tenant
 from billing.prices import price_book
 from billing.quotas import rebuild

@@ -15,7 +15,7 @@ from sqlmodel import Session, col, select
 
 from billing import metrics
 from billing.locks import serialize_decision
-from billing.prices.card import ResourceLineKind
+from billing.prices.quantities import ResourceKind
 from billing.resources import sources
 from billing.resources.models import MeteredHour, ResourceHour
 from billing.resources.settings import ResourceSettings
@@ -26,7 +26,7 @@ from core.periods import EPOCH
 
 _LAST_INSTANT: Final = HOUR - timedelta(microseconds=1)
 
-_READ: Final[Mapping[ResourceLineKind, Callable[[Session, datetime], list[ResourceUse]]]] = {
+_READ: Final[Mapping[ResourceKind, Callable[[Session, datetime], list[ResourceUse]]]] = {
     "adapter_storage": sources.storage,
     "pinned_slots": lambda session, hour: sources.pins(session, hour, hour + HOUR, subscribed=True),
     "cold_loads": sources.cold_loads,
@@ -44,7 +44,7 @@ class ResourceMeters:
         """Meter the hours that are due. Returns how many it wrote. Raises Unavailable while another worker meters."""
         return sum(self._catch_up(kind) for kind in _READ)
 
-    def _catch_up(self, kind: ResourceLineKind) -> int:
+    def _catch_up(self, kind: ResourceKind) -> int:
         for done in range(self._settings.resource_hours_max):
             with unit_of_work(self._engine) as session:
                 hour = _due(session, kind, timedelta(seconds=self._settings.resource_delay_s))
@@ -55,7 +55,7 @@ class ResourceMeters:
         return self._settings.resource_hours_max
 
 
-def record(session: Session, kind: ResourceLineKind, hour: datetime, uses: Sequence[ResourceUse]) -> None:
+def record(session: Session, kind: ResourceKind, hour: datetime, uses: Sequence[ResourceUse]) -> None:
     """Write what an hour used, and that it is metered. No close of these tenants can overtake the transaction."""
     billed_until = share_billed_until(session, {use.owner.tenant_id for use in uses})
     rows = []
@@ -85,7 +85,7 @@ class MeteredTenants:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._seen: dict[ResourceLineKind, datetime] | None = None
+        self._seen: dict[ResourceKind, datetime] | None = None
 
     def take(self) -> set[str]:
         """The tenants; none at the first look, which only notes what is metered."""
@@ -103,7 +103,7 @@ class MeteredTenants:
         return tenants
 
 
-def _due(session: Session, kind: ResourceLineKind, delay: timedelta) -> datetime | None:
+def _due(session: Session, kind: ResourceKind, delay: timedelta) -> datetime | None:
     """The next hour to meter: after the last one, or the newest ended one for a meter that never ran. None before it
     has ended long enough ago. Other meters of the kind wait.
     """

@@ -15,6 +15,7 @@ from sqlmodel import Session, col, select
 
 from billing import ledger
 from billing.prices import price_book
+from billing.prices.quantities import AMOUNTS, COUNTED, Counts
 from billing.subscriptions.billed_until import lock_billed_until
 from billing.usage.models import UsageAmendment, UsageRecord
 from billing.usage.views import AmendedUsageView, AmendmentView
@@ -24,8 +25,6 @@ from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import new_id
 from core.rating import rate
 
-_QUANTITIES: Final = ("input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens", "kv_page_ms")
-_NANOS: Final = ("input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos", "amount_nanos")
 _USAGE_NOW: Final = sa.text("SELECT * FROM usage_now WHERE request_id = :request_id")
 
 _Row = dict[str, Any]  # the columns of a usage record
@@ -65,7 +64,7 @@ def amend(
             f"usage {request_id} was estimated and its rest recorded later; void it instead.", code="usage_has_rest"
         )
     wanted = {name: value for name, value in msgspec.structs.asdict(quantities).items() if value is not None}
-    after = _rated(session, {**before, **wanted}, {name: before[name] for name in _QUANTITIES})
+    after = _rated(session, {**before, **wanted}, {name: before[name] for name in COUNTED})
     _reverse(session, before, reason=reason, actor=actor)
     _write(session, "replacement", after, reason=reason, actor=actor)
     return _view(session, record)
@@ -118,7 +117,7 @@ def _usage_now(session: Session, request_id: str) -> _Row:
 
 
 def _rated(session: Session, row: _Row, before: dict[str, int]) -> _Row:
-    if all(row[name] == before[name] for name in _QUANTITIES):
+    if all(row[name] == before[name] for name in COUNTED):
         raise InvalidRequest(
             "the quantities are those that are charged already; change one of them.", param="output_tokens"
         )
@@ -131,16 +130,8 @@ def _rated(session: Session, row: _Row, before: dict[str, int]) -> _Row:
     row["aborted_prefill_tokens"] = min(row["aborted_prefill_tokens"], row["input_tokens"])
     version = price_book.versions_by_id(session, {row["price_version_id"]})[row["price_version_id"]]
     prices = version.card.held(row["base_model"], row["rank_class"], row["service_tier"])
-    charge = rate(_Used(**{name: row[name] for name in _QUANTITIES}), prices)
+    charge = rate(msgspec.convert(row, Counts), prices)
     return {**row, **msgspec.structs.asdict(charge), "amount_nanos": charge.amount_nanos}
-
-
-class _Used(msgspec.Struct, frozen=True, kw_only=True):
-    input_tokens: int
-    cached_tokens: int
-    aborted_prefill_tokens: int
-    output_tokens: int
-    kv_page_ms: int
 
 
 def _reverse(session: Session, row: _Row, *, reason: str, actor: str) -> None:
@@ -167,7 +158,7 @@ def _write(session: Session, part: Literal["reversal", "replacement"], row: _Row
             reason=reason,
             actor=actor,
             created_at=database_now(session),
-            **{name: row[name] for name in (*_QUANTITIES, *_NANOS)},
+            **{name: row[name] for name in (*COUNTED, *AMOUNTS, "amount_nanos")},
         )
     )
     session.flush()
@@ -186,7 +177,7 @@ def _view(session: Session, record: UsageRecord) -> AmendedUsageView:
             reason=row.reason,
             actor=row.actor,
             created_at=row.created_at,
-            **{name: getattr(row, name) for name in (*_QUANTITIES, "amount_nanos")},
+            **{name: getattr(row, name) for name in (*COUNTED, "amount_nanos")},
         )
         for row in rows
     )
@@ -201,6 +192,6 @@ def _view(session: Session, record: UsageRecord) -> AmendedUsageView:
         recorded_nanos=record.amount_nanos,
         charged_nanos=0 if voided else charged.amount_nanos,
         voided=voided,
-        **{name: 0 if voided else getattr(charged, name) for name in _QUANTITIES},
+        **{name: 0 if voided else getattr(charged, name) for name in COUNTED},
         amendments=parts,
     )

@@ -14,12 +14,12 @@ from sqlmodel import Session
 from billing.documents import invoice_lines
 from billing.documents.explain import LineReader
 from billing.documents.invoice_csv import invoice_csv
-from billing.documents.line_cover import USAGE_KINDS
 from billing.documents.line_records import RequestPosition
 from billing.invoices import queries
 from billing.invoices.views import InvoiceLineView, InvoiceView
 from billing.prices import price_book
 from billing.prices.price_book import PriceView
+from billing.prices.quantities import QUANTITIES
 from control_plane.documents.schemas import ExplainedLine, ExplainedRequests, InvoiceExplanation, PriceOfLine
 from control_plane.paging import Page, decode_cursor, encode_cursor
 from core.db import unit_of_work
@@ -63,7 +63,7 @@ def explain_line(
     line = invoice_lines.find_line(session, invoice.id, line_id)
     if line is None:
         raise NotFound("This invoice has no such line.", code="invoice_line_not_found")
-    if line.kind not in USAGE_KINDS or line.price_version_id is None:
+    if line.kind not in QUANTITIES or line.price_version_id is None:
         raise Unprocessable(
             f"Line {line.id} is a {line.kind}, which is made of no requests. Its description explains it.",
             code="line_has_no_requests",
@@ -96,7 +96,7 @@ def _invoice(session: Session, invoice_id: str, tenant_id: str | None) -> Invoic
 
 
 def _explained(line: InvoiceLineView, version: PriceView | None, path: str) -> ExplainedLine:
-    usage = line.kind in USAGE_KINDS and version is not None
+    usage = line.kind in QUANTITIES and version is not None
     quantity = f"{line.quantity:f} {line.unit} x {line.unit_price_nanos} nanodollars"
     if line.used_units is not None:
         quantity = f"{line.used_units:f} used: {quantity}"
@@ -112,7 +112,7 @@ def _explained(line: InvoiceLineView, version: PriceView | None, path: str) -> E
 
 def _price(line: InvoiceLineView, version: PriceView) -> PriceOfLine:
     tiered = None
-    if line.tier is not None and line.kind in USAGE_KINDS:
+    if line.tier is not None and line.kind in QUANTITIES:
         tiered = version.card.tier_of(line.kind, line.base_model or "")
     return PriceOfLine(
         id=version.id,

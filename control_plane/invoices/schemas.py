@@ -1,4 +1,4 @@
-"""Wire types of the invoices room. Answers are ``billing.views`` and ``billing.invoices.views``, as far as they fit."""
+"""Wire types of the invoices room. Answers are ``billing.invoices.views``, as far as they fit."""
 
 from collections.abc import Sequence
 from datetime import date, datetime

@@ -10,7 +10,7 @@ import billing
 FILES = sorted(Path(billing.__path__[0]).rglob("*.py"))
 PURE = {
     "periods", "lines", "calendar", "rates", "replica_time", "step_model", "allocation", "break_even", "proration",
-    "fees", "included", "state", "discounting", "commitments", "resource_charge", "use", "statement", "period_charge",
+    "fees", "quantities", "state", "discounting", "commitments", "resource_charge", "use", "statement", "usage_charge",
 }  # fmt: skip
 UNREACHABLE_FROM_PURE = {"sqlalchemy", "sqlmodel", "redis", "time", "core.clock", "core.db"}
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from billing.charges.inputs import period_start
 from billing.charges.period import adjust
-from billing.charges.totals import period_start
 from billing.credits import burning
 from billing.credits.views import CreditUse
 from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until

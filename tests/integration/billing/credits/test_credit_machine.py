@@ -16,8 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from billing.charges.inputs import period_start
 from billing.charges.period import adjust
-from billing.charges.totals import period_start
 from billing.credits import burning, lots
 from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until
 from core.db import unit_of_work

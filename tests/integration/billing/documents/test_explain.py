@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.billing import seed as seeding
 from billing.documents.explain import LineReader
-from billing.documents.line_cover import USAGE_KINDS
 from billing.prices import price_book
 from billing.prices.card import IncludedUsage, ModelCardPrices, PriceCard, PriceTier, TieredPrice
+from billing.prices.quantities import QUANTITIES
 from core import clock
 from core.contracts.grants import Prices
 from core.db import unit_of_work
@@ -27,7 +27,7 @@ def explained(stage, invoice_id: str, *, limit: int = 2) -> dict:
     found = {}
     with unit_of_work(stage.engine) as session:
         for line in detail.lines:
-            if line.kind not in USAGE_KINDS:
+            if line.kind not in QUANTITIES:
                 continue
             reader, requests, after = LineReader(session, detail.invoice, line), [], None
             while True:
@@ -66,7 +66,7 @@ def recorded(stage) -> dict:
             "SELECT request_id, input_tokens - cached_tokens AS uncached_input_tokens, cached_tokens AS"
             " cached_input_tokens, output_tokens, kv_page_ms / 1000.0::numeric AS kv_page_seconds FROM usage_records"
         )
-        for kind in USAGE_KINDS
+        for kind in QUANTITIES
         if row[kind]
     }
 

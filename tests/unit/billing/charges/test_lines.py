@@ -3,52 +3,47 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from billing import ledger
-from billing.charges.lines import DraftInvoiceLine, UsageTotal, with_cents
-from billing.charges.period_charge import charge
+from billing.charges.lines import DraftInvoiceLine, UsageTotal, Used
+from billing.charges.usage_charge import charge
 from billing.prices.card import PriceCard
 from billing.prices.price_book import PriceView
+from billing.prices.quantities import QUANTITIES
 from core.contracts.grants import Prices
 from core.contracts.usage import UsageEvent
-from core.money import NANOS_PER_CENT, cents_to_nanos, round_to_cents
+from core.money import NANOS_PER_CENT, cents_to_nanos, distribute_cents, round_to_cents
 from core.periods import EPOCH
 from core.rating import rate
 
 
 def lines_of(totals: list[UsageTotal]) -> list[DraftInvoiceLine]:
-    versions = {
-        total.price_version_id: PriceView(
-            id=total.price_version_id, plan_id="pl", card=PriceCard.of_all_models(total.prices),
-            effective_from=EPOCH, created_at=EPOCH,
-        )
-        for total in totals
-    }  # fmt: skip
-    return with_cents(charge(totals, versions).lines)
+    lines = charge(totals).lines
+    cents = distribute_cents([line.amount_nanos for line in lines])
+    return [replace(line, amount_cents=share) for line, share in zip(lines, cents, strict=True)]
 
 
 def total_of(events: list[UsageEvent], prices: Prices, version: str = "pv_1") -> UsageTotal:
     costs = [rate(event, prices) for event in events]
+    counts = {
+        "uncached_input_tokens": [event.input_tokens - event.cached_tokens for event in events],
+        "cached_input_tokens": [event.cached_tokens for event in events],
+        "output_tokens": [event.output_tokens for event in events],
+        "kv_page_seconds": [event.kv_page_ms for event in events],
+    }
     return UsageTotal(
         base_model="base",
         adapter_id="ad_1",
         adapter_name="support-bot",
-        price_version_id=version,
-        rank_class=None,
-        late_for=None,
-        prices=prices,
-        uncached_input_tokens=sum(event.input_tokens - event.cached_tokens for event in events),
-        input_nanos=sum(cost.input_nanos for cost in costs),
-        uncached_requests=sum(event.input_tokens > event.cached_tokens for event in events),
-        cached_tokens=sum(event.cached_tokens for event in events),
-        cached_input_nanos=sum(cost.cached_input_nanos for cost in costs),
-        cached_requests=sum(event.cached_tokens > 0 for event in events),
-        output_tokens=sum(event.output_tokens for event in events),
-        output_nanos=sum(cost.output_nanos for cost in costs),
-        output_requests=sum(event.output_tokens > 0 for event in events),
-        kv_page_ms=sum(event.kv_page_ms for event in events),
-        kv_nanos=sum(cost.kv_nanos for cost in costs),
-        kv_requests=sum(event.kv_page_ms > 0 for event in events),
+        version=PriceView(
+            id=version, plan_id="pl", card=PriceCard.of_all_models(prices), effective_from=EPOCH, created_at=EPOCH
+        ),
+        used={
+            kind: Used(sum(each), sum(getattr(cost, QUANTITIES[kind].amount) for cost in costs), sum(map(bool, each)))
+            for kind, each in counts.items()
+            if sum(each)
+        },
     )
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.charges.lines import UsageTotal
-from billing.charges.period_charge import charge
+from billing.charges.lines import UsageTotal, Used
+from billing.charges.usage_charge import charge
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.prices.price_book import PriceView
 from core.contracts.grants import Prices
@@ -36,26 +36,24 @@ def version(*tiers: TieredPrice, number: int = 1) -> PriceView:
 
 
 def used(
-    output_tokens: int, *, adapter_id: str | None = None, version_id: str = "pv_1", late: bool = False,
-    base_model: str = "base", kv_page_ms: int = 0,
-) -> UsageTotal:  # fmt: skip
+    output_tokens: int, price: PriceView, *, adapter_id: str | None = None, late: bool = False, base_model: str = "base"
+) -> UsageTotal:
     return UsageTotal(
-        base_model=base_model, rank_class=None, adapter_id=adapter_id, adapter_name=None, price_version_id=version_id,
-        late_for=datetime(2026, 11, 1, tzinfo=UTC) if late else None, prices=FREE,
-        uncached_input_tokens=0, input_nanos=0, uncached_requests=0,
-        cached_tokens=0, cached_input_nanos=0, cached_requests=0,
-        output_tokens=output_tokens, output_nanos=output_tokens * 600, output_requests=1,
-        kv_page_ms=kv_page_ms, kv_nanos=0, kv_requests=1,
-    )  # fmt: skip
+        base_model=base_model,
+        adapter_id=adapter_id,
+        version=price,
+        late_for=datetime(2026, 11, 1, tzinfo=UTC) if late else None,
+        used={"output_tokens": Used(output_tokens, output_tokens * 600, 1)} if output_tokens else {},
+    )
 
 
 def cost(total: int, price: TieredPrice) -> int:
-    return sum(line.amount_nanos for line in charge([used(total)], {"pv_1": version(price)}).lines)
+    return sum(line.amount_nanos for line in charge([used(total, version(price))]).lines)
 
 
 @pytest.mark.scenario(19)
 def test_graduated_tiers_charge_each_unit_by_its_tier():
-    lines = charge([used(12_000_000)], {"pv_1": version(tiered("graduated"))}).lines
+    lines = charge([used(12_000_000, version(tiered("graduated")))]).lines
     assert [(line.tier, int(line.quantity), line.unit_price_nanos) for line in lines] == [
         (1, 1_000_000, 600), (2, 9_000_000, 500), (3, 2_000_000, 400),
     ]  # fmt: skip
@@ -73,9 +71,8 @@ def test_volume_tiers_charge_all_units_by_the_tier_of_the_total(tokens, nanos):
 @pytest.mark.scenario(21)
 @pytest.mark.parametrize(("tokens", "packages"), [(250_001, 3), (100_000, 1), (1, 1)])
 def test_each_begun_package_costs_its_price(tokens, packages):
-    (line,) = charge(
-        [used(tokens)], {"pv_1": version(tiered("package", package_units=100_000, package_nanos=50_000_000))}
-    ).lines
+    price = version(tiered("package", package_units=100_000, package_nanos=50_000_000))
+    (line,) = charge([used(tokens, price)]).lines
     assert (line.unit, int(line.quantity), line.amount_nanos) == ("package", packages, packages * 50_000_000)
 
 
@@ -92,9 +89,11 @@ def test_a_first_tier_that_is_free_is_included_usage(tokens, nanos):
 
 @pytest.mark.scenario(26)
 def test_tiers_count_over_all_adapters_and_only_the_models_they_name():
-    versions = {"pv_1": version(tiered("graduated", base_model="base"))}
-    totals = [used(700_000), used(500_000, adapter_id="ad_1"), used(9_000_000, base_model="other")]
-    lines = charge(totals, versions).lines
+    price = version(tiered("graduated", base_model="base"))
+    totals = [
+        used(700_000, price), used(500_000, price, adapter_id="ad_1"), used(9_000_000, price, base_model="other"),
+    ]  # fmt: skip
+    lines = charge(totals).lines
     assert [(line.tier, line.base_model, int(line.quantity)) for line in lines] == [
         (None, "other", 9_000_000), (1, "base", 1_000_000), (2, "base", 200_000),
     ]  # fmt: skip
@@ -102,18 +101,15 @@ def test_tiers_count_over_all_adapters_and_only_the_models_they_name():
 
 def test_page_seconds_have_tiers_too():
     steps = (PriceTier(up_to=1, unit_price_nanos=1_001), PriceTier(up_to=None, unit_price_nanos=1))
-    lines = charge(
-        [used(0, kv_page_ms=2_500)],
-        {"pv_1": version(tiered("graduated", quantity="kv_page_seconds", tiers=steps))},
-    ).lines
-    assert [(str(line.quantity), line.amount_nanos) for line in lines] == [("1.000", 1_001), ("1.500", 1)]
+    price = version(tiered("graduated", quantity="kv_page_seconds", tiers=steps))
+    lines = charge([UsageTotal(base_model="base", version=price, used={"kv_page_seconds": Used(2_500)})]).lines
+    assert [(str(line.quantity), line.amount_nanos) for line in lines] == [("1", 1_001), ("1.5", 1)]
 
 
 def test_a_new_price_version_counts_on_from_where_the_old_one_ended_and_late_usage_comes_last():
     cheaper = tuple(msgspec.structs.replace(step, unit_price_nanos=step.unit_price_nanos // 10) for step in STEPS)
-    versions = {"pv_1": version(tiered("graduated")), "pv_2": version(tiered("graduated", tiers=cheaper), number=2)}
-    totals = [used(900_000), used(300_000, version_id="pv_2"), used(50_000, late=True)]
-    lines = charge(totals, versions).lines
+    before, after = version(tiered("graduated")), version(tiered("graduated", tiers=cheaper), number=2)
+    lines = charge([used(900_000, before), used(300_000, after), used(50_000, before, late=True)]).lines
     assert [(line.price_version_id, line.tier, int(line.quantity), line.late_for is not None) for line in lines] == [
         ("pv_1", 1, 900_000, False), ("pv_2", 1, 100_000, False), ("pv_2", 2, 200_000, False),
         ("pv_1", 2, 50_000, True),
@@ -127,12 +123,12 @@ def test_a_new_price_version_counts_on_from_where_the_old_one_ended_and_late_usa
     st.sampled_from(["graduated", "volume"]),
 )
 def test_the_charge_does_not_depend_on_the_order_of_usage(quantities, order, mode):
-    totals = [used(quantity, adapter_id=f"ad_{number:02d}") for number, quantity in enumerate(quantities)]
+    price = version(tiered(mode))
+    totals = [used(quantity, price, adapter_id=f"ad_{number:02d}") for number, quantity in enumerate(quantities)]
     shuffled = order.sample(totals, len(totals))
-    versions = {"pv_1": version(tiered(mode))}
-    assert charge(totals, versions) == charge(shuffled, versions)
-    assert sum(line.amount_nanos for line in charge(totals, versions).lines) == cost(sum(quantities), tiered(mode))
-    assert sum(int(line.quantity) for line in charge(totals, versions).lines) == sum(quantities)
+    assert charge(totals) == charge(shuffled)
+    assert sum(line.amount_nanos for line in charge(totals).lines) == cost(sum(quantities), tiered(mode))
+    assert sum(int(line.quantity) for line in charge(totals).lines) == sum(quantities)
 
 
 MODES = {
@@ -146,7 +142,7 @@ def invoiced(price: TieredPrice, *parts: int):
     """The lines of each invoice of one period that is cut into parts."""
     versions, billed, made = {"pv_1": version(price)}, (), []
     for quantity in parts:
-        lines, billed = charge([used(quantity)], versions, None, billed)
+        lines, billed = charge([used(quantity, versions["pv_1"])], None, billed, versions)
         made.append(lines)
     return made
 
