@@ -16,7 +16,7 @@ CLOSER = """
 import sys
 from datetime import datetime
 import sqlalchemy as sa
-from billing.invoices import closing
+from billing.invoicing import closing
 from core import db
 from core.settings import PostgresSettings
 
