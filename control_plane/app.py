@@ -40,14 +40,14 @@ from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.invoices.documents_api import AdminCorrections, AdminParties, OwnDocuments
 from control_plane.limits.api import AdminSpending, SpendLimits
 from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
-from control_plane.notifications.service import NotificationRules
+from control_plane.notifications.rules import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
 from control_plane.payments.api import AdminPayments, OwnPayments, pay_invoice, stripe_webhook
 from control_plane.payments.service import PaymentAccess
 from control_plane.plans.api import AdminPlans
 from control_plane.publishing.api import Changes
 from control_plane.publishing.gateway_ack import AckWaiter
-from control_plane.publishing.outbox_age import outbox_age_s
+from control_plane.publishing.outbox import outbox_age_s
 from control_plane.reconciliation.api import AdminReconciliations, AdminRequestUsage
 from control_plane.registry.adapters.api import Adapters, Aliases, TenantAdapters
 from control_plane.registry.api import BaseModels, admin_base_models

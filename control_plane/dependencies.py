@@ -21,7 +21,7 @@ from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.health import ReadinessCheck
 from control_plane.idempotency.service import IdempotentRequest, digest_of
-from control_plane.notifications.service import NotificationRules
+from control_plane.notifications.rules import NotificationRules
 from control_plane.payments.service import PaymentAccess
 from control_plane.registry import base_models
 from control_plane.registry.adapters import pins

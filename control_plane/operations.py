@@ -127,11 +127,11 @@ def archive_audit(postgres: PostgresSettings, before: datetime, path: Path) -> i
     """Move rows of the audit trail older than ``before`` to the new file ``path``. Returns their number. Raises
     Unprocessable for an existing file.
     """
-    from control_plane.audit import archive as audit_archive
+    from control_plane.audit import service as audit
 
     try:
         with _database(postgres) as session:
-            return audit_archive.archive(session, before=before, path=path, actor=_OPERATOR)
+            return audit.archive(session, before=before, path=path, actor=_OPERATOR)
     except FileExistsError as error:
         raise Unprocessable(f"{path} exists. Name a new file with --to.") from error
 

@@ -4,6 +4,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Annotated, Generic, Protocol, TypeVar
 
 import msgspec
@@ -61,6 +62,15 @@ def decode_cursor(cursor: str | None) -> str | None:
     return last_id
 
 
+def page_from(
+    read: Callable[..., Sequence[T]], *, cursor: str | None, limit: int, key: Callable[[T], str] = attrgetter("id")
+) -> Page[T]:
+    """One page of what ``read`` lists: ``limit`` items at most, ``after`` the one with this ``key``."""
+    found = read(after=decode_cursor(cursor), limit=limit + 1)
+    shown = found[:limit]
+    return Page(data=shown, next_cursor=encode_cursor(key(shown[-1])) if len(found) > limit else None)
+
+
 def page_of(
     session: Session,
     rows: SelectOfScalar[Row],
@@ -73,10 +83,10 @@ def page_of(
     """One page of ``rows``, newest id first. The caller's select must already be limited to rows that the tenant may
     see.
     """
-    last_id = decode_cursor(cursor)
-    if last_id is not None:
-        rows = rows.where(id_column < last_id)
-    found = session.exec(rows.order_by(id_column.desc()).limit(limit + 1)).all()
-    shown = found[:limit]
-    following = encode_cursor(shown[-1].id) if len(found) > limit else None
-    return Page(data=[view(row) for row in shown], next_cursor=following)
+
+    def read(*, after: str | None, limit: int) -> Sequence[Row]:
+        wanted = rows if after is None else rows.where(id_column < after)
+        return session.exec(wanted.order_by(id_column.desc()).limit(limit)).all()
+
+    page = page_from(read, cursor=cursor, limit=limit)
+    return Page(data=[view(row) for row in page.data], next_cursor=page.next_cursor)

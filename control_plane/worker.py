@@ -17,12 +17,13 @@ from adapters.object_store.revision_store import RevisionStore
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.sandbox.work_folder import remove_abandoned
+from billing.limits import ceilings
 from control_plane import metrics
 from control_plane.dependencies import handlers_of_changes, open_redis
 from control_plane.idempotency import service as idempotency
-from control_plane.limits.changed_ceilings import ChangedCeilings
 from control_plane.payments.service import StandingChanges
 from control_plane.projections import projections
+from control_plane.publishing.outbox import publish_bulk
 from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.registry.adapters import pins
 from control_plane.registry.cleanup.orphan_sweep import OrphanSweep
@@ -99,14 +100,24 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
 
 def _published_terms(engine: Engine, redis: Redis, worker: WorkerSettings) -> list[Loop]:
     """Loops that publish tenants again when time or billing changes what they may spend, or their prices."""
-    ceilings = SpendCeilings(engine, redis, worker)
-    changed = ChangedCeilings(engine)
+    month_turn = SpendCeilings(engine, redis, worker)
     scheduled = ScheduledVersions(engine)
     return [
-        Loop("spend-ceilings", ceilings.run_once, worker.spend_ceiling_poll_s),
-        Loop("changed-ceilings", changed.run_once, worker.ceiling_publish_poll_ms / 1000, _IDLE_S),
+        Loop("spend-ceilings", month_turn.run_once, worker.spend_ceiling_poll_s),
+        Loop(
+            "changed-ceilings", lambda: publish_changed_ceilings(engine), worker.ceiling_publish_poll_ms / 1000, _IDLE_S
+        ),
         Loop("scheduled-versions", scheduled.run_once, worker.scheduled_version_poll_ms / 1000, LOOK_EVERY_S),
     ]
+
+
+def publish_changed_ceilings(engine: Engine) -> bool:
+    """Publish the tenants whose spend ceilings billing has changed: after usage, the end of a lot, or a payment. A
+    crash before the commit leaves them waiting. Always returns False.
+    """
+    with db.unit_of_work(engine) as session:
+        publish_bulk(session, "tenants", ceilings.take_changed(session))
+    return False
 
 
 def _correct_pin_history(engine: Engine) -> bool:

@@ -67,12 +67,12 @@ class SimulatedTenant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(
-    session: Session, *, plan_id: str, card: PriceCard, start: datetime, end: datetime, after: str, limit: int
+    session: Session, *, plan_id: str, card: PriceCard, start: datetime, end: datetime, after: str | None, limit: int
 ) -> list[SimulatedTenant]:
     """The cost of ``[start, end)`` for tenants that ever had the plan, by its own versions and by ``card``. Tenants
-    come in the order of their ids; ``after`` is the last id of the page before, "" for the first.
+    come in the order of their ids; ``after`` is the last id of the page before.
     """
-    found = session.connection().execute(_TENANTS, {"plan_id": plan_id, "after": after, "limit": limit})
+    found = session.connection().execute(_TENANTS, {"plan_id": plan_id, "after": after or "", "limit": limit})
     period = Period(start, end)
     return [_tenant(session, tenant_id, plan_id, card, period) for tenant_id in found.scalars().all()]
 

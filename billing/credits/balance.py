@@ -6,7 +6,7 @@ It is computed when it is read, so a lot counts until the instant of its expiry 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from sqlmodel import Session
 
@@ -14,9 +14,10 @@ from billing.credits.burn_order import BurnableLot, Burned, burn
 from billing.credits.dated_charges import charges_of_lines, charges_so_far, periods_of
 from billing.credits.lot_entries import LotState, open_lots
 from billing.credits.open_usage import open_period, read_adjusted, read_slices
-from billing.credits.views import BurnedDay, CreditBalance, CreditKind, LotStatus, LotView
+from billing.credits.views import BurnedDay, CreditBalance, LotStatus, LotView
 from billing.invoices.carrying import waiting_lines
 from core.db import database_now
+from core.struct_types import view_of
 
 
 class OpenCredit(NamedTuple):
@@ -51,16 +52,9 @@ class OpenCredit(NamedTuple):
         if lot.effective_from > self.now:
             status = "scheduled"
         pending = self.pending.get(lot.id, 0)
-        return LotView(
-            id=lot.id,
-            tenant_id=lot.tenant_id,
-            kind=cast("CreditKind", lot.kind),
-            amount_nanos=lot.amount_nanos,
-            priority=lot.priority,
-            effective_from=lot.effective_from,
-            expires_at=lot.expires_at,
-            models=lot.models,
-            reference=lot.reference,
+        return view_of(
+            lot,
+            LotView,
             status=status,
             balance_nanos=unspent,
             invoiced_nanos=state.burned_nanos,
@@ -68,7 +62,6 @@ class OpenCredit(NamedTuple):
             lapsed_nanos=state.burnable.left_nanos - pending if expired else 0,
             refunded_nanos=state.refunded_nanos,
             voided_nanos=state.voided_nanos,
-            created_at=lot.created_at,
         )
 
 

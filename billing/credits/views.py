@@ -53,17 +53,17 @@ class BurnedDay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreditBalance(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant's credit now. ``pending_nanos`` is what usage that is not invoiced yet will take, and
-    ``uncovered_nanos`` the part of that usage that no lot covers. ``burn_down`` splits ``pending_nanos`` by day.
+    """A tenant's credit now, with the lots that usage may still take from, in the order in which they burn.
+    ``burn_down`` splits ``pending_nanos``, what usage that is not invoiced yet will take, by UTC day.
     """
 
-    balance_nanos: int
-    paid_nanos: int
-    promotional_nanos: int
-    pending_nanos: int
-    uncovered_nanos: int
-    lots: Sequence[LotView]
-    burn_down: Sequence[BurnedDay]
+    balance_nanos: Annotated[int, fields.BALANCE_NANOS]
+    paid_nanos: Annotated[int, about("Credit left that was paid for, in nanodollars.")]
+    promotional_nanos: Annotated[int, about("Credit left that was given, in nanodollars.")]
+    pending_nanos: Annotated[int, fields.PENDING_NANOS]
+    uncovered_nanos: Annotated[int, about("Nanodollars of uninvoiced usage that no credit pays.")]
+    lots: Annotated[Sequence[LotView], about("Lots of credit, in the order in which they burn.")]
+    burn_down: Annotated[Sequence[BurnedDay], about("What the uninvoiced usage of each UTC day took of the credit.")]
 
 
 class CreditEntryView(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,45 +53,44 @@ class PrintedDocument(msgspec.Struct, frozen=True, kw_only=True):
     terms: Sequence[str] = ()
 
 
-def printed_invoice(document: InvoiceDocument, *, lines_max: int) -> PrintedDocument:
+def printed_invoice(invoice: InvoiceDocument, *, lines_max: int) -> PrintedDocument:
     """An invoice as it was made. More than ``lines_max`` lines are summed up by model, and a note says so."""
-    invoice = document.invoice
-    notes = [tax.note for tax in document.tax_lines if tax.note]
-    if len(document.lines) <= lines_max:
-        rows = [_row(line) for line in document.lines]
+    notes = [tax.note for tax in invoice.tax_lines if tax.note]
+    if len(invoice.lines) <= lines_max:
+        rows = [_row(line) for line in invoice.lines]
     else:
-        rows = _by_model(document.lines)
+        rows = _by_model(invoice.lines)
         notes.append(
-            f"This invoice has {len(document.lines):,} lines, summed up here by model. Each line is in the file "
+            f"This invoice has {len(invoice.lines):,} lines, summed up here by model. Each line is in the file "
             f"/api/v1/invoices/{invoice.id}.csv."
         )
     return PrintedDocument(
         title="Invoice",
         number=invoice.number,
-        facts=_facts(document),
-        seller=_seller(document.seller),
-        buyer=_buyer(document.buyer, invoice.tenant_id),
+        facts=_facts(invoice),
+        seller=_seller(invoice.seller),
+        buyer=_buyer(invoice.buyer, invoice.tenant_id),
         rows=rows,
-        sums=_invoice_sums(document),
+        sums=_invoice_sums(invoice),
         notes=tuple(dict.fromkeys(notes)),
-        footer=f"{invoice.number} · SHA-256 {document.sha256}",
-        terms=_terms(document),
+        footer=f"{invoice.number} · SHA-256 {invoice.sha256}",
+        terms=_terms(invoice),
     )
 
 
-def printed_credit_note(note: CreditNoteView, document: InvoiceDocument, sha256: str) -> PrintedDocument:
+def printed_credit_note(note: CreditNoteView, invoice: InvoiceDocument, sha256: str) -> PrintedDocument:
     """A credit note of an invoice."""
-    line = next((_row(line).description for line in document.lines if line.id == note.line_id), None)
+    line = next((_row(line).description for line in invoice.lines if line.id == note.line_id), None)
     return PrintedDocument(
         title="Credit note",
         number=note.number,
         facts=(
             ("Credit note number", note.number),
             ("Date", _day(note.created_at)),
-            ("For invoice", f"{document.invoice.number} of {_day(document.invoice.created_at)}"),
+            ("For invoice", f"{invoice.number} of {_day(invoice.created_at)}"),
         ),
-        seller=_seller(document.seller),
-        buyer=_buyer(document.buyer, note.tenant_id),
+        seller=_seller(invoice.seller),
+        buyer=_buyer(invoice.buyer, note.tenant_id),
         rows=(
             PrintedRow(
                 description=f"Credit: {note.reason}" + (f" ({line})" if line else ""),
@@ -119,8 +118,8 @@ def printed_credit_note(note: CreditNoteView, document: InvoiceDocument, sha256:
     )
 
 
-def _facts(document: InvoiceDocument) -> list[tuple[str, str]]:
-    invoice, buyer = document.invoice, document.buyer
+def _facts(invoice: InvoiceDocument) -> list[tuple[str, str]]:
+    buyer = invoice.buyer
     facts = [
         ("Invoice number", invoice.number),
         ("Date", _day(invoice.created_at)),
@@ -131,15 +130,14 @@ def _facts(document: InvoiceDocument) -> list[tuple[str, str]]:
     return [fact for fact in facts if fact[1]]
 
 
-def _terms(document: InvoiceDocument) -> list[str]:
+def _terms(invoice: InvoiceDocument) -> list[str]:
     """When and how to pay. Nothing where nothing was due."""
-    invoice = document.invoice
-    due_cents = _due_at_first(document)
+    due_cents = _due_at_first(invoice)
     if due_cents <= 0 or invoice.due_on is None:
         return []
     days = (invoice.due_on - invoice.created_at.astimezone(UTC).date()).days
     within = "on receipt" if days == 0 else f"within {days} day{'' if days == 1 else 's'}, by {invoice.due_on:%Y-%m-%d}"
-    how = () if document.seller is None else document.seller.how_to_pay
+    how = () if invoice.seller is None else invoice.seller.how_to_pay
     return [f"Payable {within}. Please name {invoice.number} with your payment.", *how]
 
 
@@ -210,33 +208,32 @@ def _by_model(lines: Iterable[InvoiceLineView]) -> list[PrintedRow]:
     ]
 
 
-def _invoice_sums(document: InvoiceDocument) -> list[PrintedSum]:
-    invoice = document.invoice
+def _invoice_sums(invoice: InvoiceDocument) -> list[PrintedSum]:
     sums = []
-    if document.credits:
-        promotional_cents = sum(credit.amount_cents for credit in document.credits)
+    if invoice.credits:
+        promotional_cents = sum(credit.amount_cents for credit in invoice.credits)
         sums += [
             PrintedSum(label="Sum of lines", amount=_cents(invoice.net_cents + promotional_cents)),
             PrintedSum(label="Promotional credit", amount=_cents(-promotional_cents)),
         ]
     sums += [
         PrintedSum(label="Net", amount=_cents(invoice.net_cents)),
-        *_tax_sums(document.tax_lines),
+        *_tax_sums(invoice.tax_lines),
         PrintedSum(label="Total", amount=_cents(invoice.total_cents), total=True),
     ]
     sums += [
         PrintedSum(label=_PAID_AT_ONCE[payment.source], amount=_cents(-payment.amount_cents))
-        for payment in document.payments
+        for payment in invoice.payments
         if payment.source in _PAID_AT_ONCE
     ]
-    sums.append(PrintedSum(label="Amount due (US dollars)", amount=_cents(_due_at_first(document)), total=True))
+    sums.append(PrintedSum(label="Amount due (US dollars)", amount=_cents(_due_at_first(invoice)), total=True))
     return sums
 
 
-def _due_at_first(document: InvoiceDocument) -> int:
+def _due_at_first(invoice: InvoiceDocument) -> int:
     """What was due when the invoice was made."""
-    at_once = sum(payment.amount_cents for payment in document.payments if payment.source in _PAID_AT_ONCE)
-    return document.invoice.total_cents - at_once
+    at_once = sum(payment.amount_cents for payment in invoice.payments if payment.source in _PAID_AT_ONCE)
+    return invoice.total_cents - at_once
 
 
 def _tax_sums(taxes: Iterable[TaxLine]) -> list[PrintedSum]:

@@ -1,17 +1,17 @@
 """Reads credit notes."""
 
-from typing import Any, cast
+from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.invoices.documents import printed_number
 from billing.invoices.event_models import CreditNote, CreditNoteTaxLine
 from billing.invoices.models import Document
-from billing.invoices.views import CreditDestination, CreditNoteView
+from billing.invoices.views import CreditNoteView
 from billing.settings import INVOICES_PAGE_MAX
 from billing.tax.calculation import TaxLine
+from core.struct_types import view_of
 
 
 def notes_of(session: Session, invoice_id: str) -> list[CreditNoteView]:
@@ -60,20 +60,9 @@ def _views(session: Session, statement: Any) -> list[CreditNoteView]:
 
 
 def _view(note: CreditNote, document: Document, taxes: list[CreditNoteTaxLine]) -> CreditNoteView:
-    return CreditNoteView(
-        id=note.id,
+    return view_of(
+        note,
+        CreditNoteView,
         number=printed_number("credit_note", document.number),
-        invoice_id=note.invoice_id,
-        tenant_id=note.tenant_id,
-        line_id=note.line_id,
-        net_cents=note.net_cents,
-        tax_cents=note.tax_cents,
-        total_cents=note.total_cents,
-        destination=cast("CreditDestination", note.destination),
-        due_cents=note.due_cents,
-        balance_cents=note.balance_cents,
-        refund_cents=note.refund_cents,
-        reason=note.reason,
-        tax_lines=tuple(msgspec.convert(tax, TaxLine, from_attributes=True) for tax in taxes),
-        created_at=note.created_at,
+        tax_lines=tuple(view_of(tax, TaxLine) for tax in taxes),
     )

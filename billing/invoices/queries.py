@@ -1,36 +1,31 @@
 """Reads invoices. ``billing.invoicing.closing`` writes them once; what they became since is read from their events."""
 
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
-from billing.charges.lines import LineKind
 from billing.invoices.credit_note_queries import notes_of
 from billing.invoices.documents import printed_number
 from billing.invoices.event_models import InvoiceEvent
 from billing.invoices.events import state_of
 from billing.invoices.models import Document, Invoice, InvoiceCredit, InvoiceLine, InvoiceTaxLine
-from billing.invoices.statuses import EventKind, InvoiceState, InvoiceStatus, PaymentSource
+from billing.invoices.statuses import InvoiceState, InvoiceStatus
 from billing.invoices.views import (
     AppliedCredit,
-    InvoiceDetail,
     InvoiceDocument,
     InvoiceEventView,
-    InvoiceKind,
     InvoiceLineView,
     InvoiceView,
     PaymentView,
 )
-from billing.prices.quantities import LineUnit
 from billing.settings import INVOICES_PAGE_MAX
 from billing.tax.calculation import TaxLine, line_shares
-from billing.tax.parties import Buyer, Seller
-from core.contracts.grants import ServiceTier
 from core.errors import NotFound
+from core.struct_types import view_of
 
 
 def list_invoices(
@@ -55,27 +50,11 @@ def list_invoices(
     return [_view(*row) for row in session.exec(statement)]
 
 
-def find_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> InvoiceView | None:
-    """An invoice without its lines. None when it does not exist or belongs to another tenant than ``tenant_id``."""
-    found = _find(session, invoice_id, tenant_id)
-    return None if found is None else _view(*found)
-
-
-def get_invoice(session: Session, *, invoice_id: str, tenant_id: str | None) -> InvoiceDetail | None:
-    """An invoice with its lines. None when it does not exist or belongs to another tenant than ``tenant_id``."""
-    found = _find(session, invoice_id, tenant_id)
-    if found is None:
-        return None
-    return InvoiceDetail(invoice=_view(*found), lines=_lines(session, invoice_id, read_taxes(session, invoice_id)))
-
-
 def read_document(session: Session, invoice_id: str, *, tenant_id: str | None = None) -> InvoiceDocument:
     """An invoice with all its parts and everything that happened to it. Raises NotFound, also when it belongs to
     another tenant than ``tenant_id``.
     """
     found = _find(session, invoice_id, tenant_id)
-    if found is None:
-        raise NotFound("Invoice not found.", code="invoice_not_found")
     invoice, document, _ = found
     taxes = read_taxes(session, invoice_id)
     events = session.exec(
@@ -83,61 +62,36 @@ def read_document(session: Session, invoice_id: str, *, tenant_id: str | None = 
     ).all()
     applied = session.exec(
         select(InvoiceCredit).where(InvoiceCredit.invoice_id == invoice_id).order_by(col(InvoiceCredit.position))
-    )
-    return InvoiceDocument(
-        invoice=_view(*found),
-        seller=None if invoice.seller is None else msgspec.convert(invoice.seller, Seller),
-        buyer=None if invoice.buyer is None else msgspec.convert(invoice.buyer, Buyer),
+    ).all()
+    return view_of(
+        invoice,
+        InvoiceDocument,
+        **msgspec.structs.asdict(_view(*found)),
         lines=_lines(session, invoice_id, taxes),
-        credits=tuple(
-            AppliedCredit(lot_id=each.lot_id, amount_nanos=each.amount_nanos, amount_cents=each.amount_cents)
-            for each in applied
-        ),
+        credits=tuple(view_of(each, AppliedCredit) for each in applied),
         tax_lines=taxes,
-        payments=tuple(_payment(event) for event in events if event.kind == "payment"),
+        payments=tuple(view_of(event, PaymentView) for event in events if event.kind == "payment"),
         credit_notes=tuple(notes_of(session, invoice_id)),
-        events=tuple(
-            InvoiceEventView(
-                kind=cast("EventKind", event.kind),
-                amount_cents=event.amount_cents,
-                reason=event.reason,
-                write_off=event.write_off,
-                created_at=event.created_at,
-            )
-            for event in events
-        ),
+        events=tuple(view_of(event, InvoiceEventView) for event in events),
         sha256=document.sha256,
     )
 
 
-def read_invoice(session: Session, invoice_id: str) -> InvoiceView:
-    """An invoice without its lines. Raises NotFound."""
-    found = find_invoice(session, invoice_id=invoice_id, tenant_id=None)
-    if found is None:
-        raise NotFound("Invoice not found.", code="invoice_not_found")
-    return found
+def read_invoice(session: Session, invoice_id: str, *, tenant_id: str | None = None) -> InvoiceView:
+    """An invoice without its lines. Raises NotFound, also when it belongs to another tenant than ``tenant_id``."""
+    return _view(*_find(session, invoice_id, tenant_id))
 
 
 def invoice_view(invoice: Invoice, number: str, state: InvoiceState) -> InvoiceView:
     """The invoice as other packages see it, with its number in the printed form."""
-    return InvoiceView(
-        id=invoice.id,
+    return view_of(
+        invoice,
+        InvoiceView,
         number=number,
-        tenant_id=invoice.tenant_id,
-        kind=cast("InvoiceKind", invoice.kind),
-        period_start=invoice.period_start,
-        period_end=invoice.period_end,
         status=state.status,
-        currency=invoice.currency,
-        amount_nanos=invoice.amount_nanos,
-        net_cents=invoice.net_cents,
-        tax_cents=invoice.tax_cents,
-        total_cents=invoice.total_cents,
         paid_cents=state.paid_cents,
         credited_cents=state.credited_cents,
         amount_due_cents=state.amount_due_cents,
-        due_on=invoice.due_on,
-        created_at=invoice.created_at,
     )
 
 
@@ -160,11 +114,13 @@ def _with_state() -> Any:  # a select of three tables
     )
 
 
-def _find(session: Session, invoice_id: str, tenant_id: str | None) -> tuple[Invoice, Document, InvoiceEvent] | None:
+def _find(session: Session, invoice_id: str, tenant_id: str | None) -> tuple[Invoice, Document, InvoiceEvent]:
     statement = _with_state().where(Invoice.id == invoice_id)
     if tenant_id is not None:
         statement = statement.where(Invoice.tenant_id == tenant_id)
     found: tuple[Invoice, Document, InvoiceEvent] | None = session.exec(statement).first()
+    if found is None:
+        raise NotFound("Invoice not found.", code="invoice_not_found")
     return found
 
 
@@ -177,20 +133,7 @@ def read_taxes(session: Session, invoice_id: str) -> tuple[TaxLine, ...]:
     rows = session.exec(
         select(InvoiceTaxLine).where(InvoiceTaxLine.invoice_id == invoice_id).order_by(col(InvoiceTaxLine.position))
     )
-    return tuple(
-        TaxLine(name=tax.name, rate_ppm=tax.rate_ppm, base_cents=tax.base_cents, tax_cents=tax.tax_cents, note=tax.note)
-        for tax in rows
-    )
-
-
-def _payment(event: InvoiceEvent) -> PaymentView:
-    return PaymentView(
-        source=cast("PaymentSource", event.source),
-        reference=event.reference,
-        amount_cents=event.amount_cents,
-        surplus_cents=event.surplus_cents,
-        created_at=event.created_at,
-    )
+    return tuple(view_of(tax, TaxLine) for tax in rows)
 
 
 def _lines(session: Session, invoice_id: str, taxes: tuple[TaxLine, ...]) -> tuple[InvoiceLineView, ...]:
@@ -205,30 +148,12 @@ def _lines(session: Session, invoice_id: str, taxes: tuple[TaxLine, ...]) -> tup
 
 def line_view(line: InvoiceLine, tax_cents: int) -> InvoiceLineView:
     """The line as the API shows it, with its share of the invoice's tax."""
-    return InvoiceLineView(
-        id=line.id,
-        kind=cast("LineKind", line.kind),
-        base_model=line.base_model,
-        rank_class=line.rank_class,
-        adapter_id=line.adapter_id,
-        adapter_name=line.adapter_name,
-        price_version_id=line.price_version_id,
-        late_for=line.late_for,
-        unit=cast("LineUnit", line.unit),
+    return view_of(
+        line,
+        InvoiceLineView,
         quantity=plain(line.quantity),
-        unit_price_nanos=line.unit_price_nanos,
-        amount_nanos=line.amount_nanos,
-        amount_cents=line.amount_cents,
-        tax_cents=tax_cents,
-        request_count=line.request_count,
-        tier=line.tier,
         used_units=None if line.used_units is None else plain(line.used_units),
-        description=line.description,
-        source_id=line.source_id,
-        covers_from=line.covers_from,
-        covers_until=line.covers_until,
-        service_tier=cast("ServiceTier | None", line.service_tier),
-        list_price_nanos=line.list_price_nanos,
+        tax_cents=tax_cents,
         batch_discount_nanos=batch_discount_nanos(line.quantity, line.list_price_nanos, line.amount_nanos),
     )
 

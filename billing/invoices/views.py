@@ -88,13 +88,6 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
 
 
-class InvoiceDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """An invoice with its lines, by model and price, in print order."""
-
-    invoice: InvoiceView
-    lines: tuple[InvoiceLineView, ...]
-
-
 class AppliedCredit(msgspec.Struct, frozen=True, kw_only=True):
     """A promotional credit on an invoice, with its share of the rounded net amount."""
 
@@ -150,19 +143,20 @@ class InvoiceEventView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: Annotated[datetime, fields.CREATED_AT]
 
 
-class InvoiceDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """An invoice as it is printed, sent and explained, with everything that happened to it since."""
+class InvoiceDocument(InvoiceView, frozen=True, kw_only=True):
+    """An invoice as it is printed, sent and explained, with its lines in print order and everything that happened to it
+    since.
+    """
 
-    invoice: InvoiceView
-    seller: Seller | None
-    buyer: Buyer | None
-    lines: tuple[InvoiceLineView, ...]
-    credits: tuple[AppliedCredit, ...]
-    tax_lines: tuple[TaxLine, ...]
-    payments: tuple[PaymentView, ...]
-    credit_notes: tuple[CreditNoteView, ...]
-    events: tuple[InvoiceEventView, ...]
-    sha256: str
+    seller: Annotated[Seller | None, about("The operator as it was printed; null before its details were set.")]
+    buyer: Annotated[Buyer | None, about("The tenant as it was printed; null before its details were set.")]
+    lines: Annotated[tuple[InvoiceLineView, ...], fields.LINES]
+    credits: Annotated[tuple[AppliedCredit, ...], fields.CREDITS]
+    tax_lines: Annotated[tuple[TaxLine, ...], fields.TAX_LINES]
+    payments: Annotated[tuple[PaymentView, ...], about("What was paid, oldest first.")]
+    credit_notes: Annotated[tuple[CreditNoteView, ...], about("The invoice's credit notes, oldest first.")]
+    events: Annotated[tuple[InvoiceEventView, ...], about("What happened to the invoice, in order.")]
+    sha256: Annotated[str, about("Hash of the document and of all documents before it.")]
 
 
 class DraftDocument(msgspec.Struct, frozen=True, kw_only=True):

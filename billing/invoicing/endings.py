@@ -11,7 +11,7 @@ from billing.invoices import carrying
 from billing.invoices.credit_note_queries import credited_tax_cents
 from billing.invoices.events import append, lock_invoice, paid_cents
 from billing.invoices.models import Invoice, InvoiceCredit
-from billing.invoices.queries import find_invoice, read_invoice
+from billing.invoices.queries import read_invoice
 from billing.invoices.statuses import EventChange, InvoiceState
 from billing.invoices.views import InvoiceView
 from billing.ledger import AccountRef, Leg, Posting
@@ -88,9 +88,7 @@ def _promotional_nanos(session: Session, invoice_id: str) -> int:
 
 def _lock_with_credit(session: Session, invoice_id: str) -> tuple[Invoice, InvoiceState]:
     """An invoice and its state. The tenant's credit cannot change either; it is locked first, as by a close."""
-    invoice = find_invoice(session, invoice_id=invoice_id, tenant_id=None)
-    if invoice is not None:
-        hold_subscriptions(session, [invoice.tenant_id])
+    hold_subscriptions(session, [read_invoice(session, invoice_id).tenant_id])
     return lock_invoice(session, invoice_id)
 
 

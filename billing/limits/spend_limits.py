@@ -21,6 +21,7 @@ from core.db import among, database_now
 from core.errors import Conflict, NotFound
 from core.ids import new_id
 from core.spend_windows import SpendWindow, WindowBounds, window_at
+from core.struct_types import view_of
 
 _HOUR: Final = timedelta(hours=1)
 SPEND_LIMITS_MAX: Final = 100  # of one tenant: gateways look at each of them for every request
@@ -190,19 +191,15 @@ def _views(session: Session, limits: Sequence[SpendLimit]) -> list[SpendLimitVie
         for bounds in {each.bounds for each in of_tenants}
     }
     return [
-        SpendLimitView(
-            id=limit.id,
-            scope=cast("LimitScope", limit.scope),
-            subject_id=limit.subject_id,
-            window=cast("SpendWindow", limit.window_kind),
-            amount_nanos=limit.amount_nanos,
+        view_of(
+            limit,
+            SpendLimitView,
+            window=limit.window_kind,
             spent_nanos=spent
             if limit.scope != "tenant"
             else max(0, spent + adjusted[window.bounds].get(limit.tenant_id, 0)),
             window_start=window.bounds.start,
             window_end=window.bounds.end,
-            created_at=limit.created_at,
-            updated_at=limit.updated_at,
         )
         for limit, window, spent in zip(limits, windows, _spent(session, windows), strict=True)
     ]

@@ -1,7 +1,6 @@
 """Reads and changes how a tenant pays. Each change sets the tenant's ceiling in the same transaction."""
 
-from collections.abc import Sequence
-from typing import cast
+from typing import Annotated
 
 import msgspec
 from sqlmodel import Session
@@ -9,20 +8,31 @@ from sqlmodel import Session
 from billing.limits import ceilings
 from billing.limits.ceilings import ComputedCeiling
 from billing.limits.models import SpendingTerms
-from billing.limits.views import AutoTopUp, BillingMode, SpendingView
+from billing.limits.views import AutoTopUp, BillingMode, LimitNanos, SpendingView
 from billing.subscriptions.billed_until import hold_subscriptions
+from core import fields
 from core.db import database_now
 from core.errors import InvalidRequest
+from core.struct_types import view_of
+
+PositiveNanos = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000_000_000)]
+Floors = Annotated[tuple[LimitNanos, ...], msgspec.Meta(max_length=10)]
 
 
-class TermsPatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What to change of a tenant's terms. None removes a limit."""
+class TermsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a tenant pays. An omitted field keeps its value; null removes a limit, and turns auto top-up off.
 
-    mode: BillingMode | msgspec.UnsetType = msgspec.UNSET
-    credit_limit_nanos: int | msgspec.UnsetType | None = msgspec.UNSET
-    invoice_threshold_nanos: int | msgspec.UnsetType | None = msgspec.UNSET
-    balance_floors_nanos: Sequence[int] | msgspec.UnsetType = msgspec.UNSET
-    auto_top_up: AutoTopUp | msgspec.UnsetType | None = msgspec.UNSET
+    ``mode``: a ``prepaid`` tenant can spend at most its credit; a ``postpaid`` one is invoiced, and stops when
+    what it owes reaches the credit limit.
+    """
+
+    mode: Annotated[BillingMode | msgspec.UnsetType, fields.MODE] = msgspec.UNSET
+    credit_limit_nanos: Annotated[LimitNanos | msgspec.UnsetType | None, fields.CREDIT_LIMIT_NANOS] = msgspec.UNSET
+    invoice_threshold_nanos: Annotated[PositiveNanos | msgspec.UnsetType | None, fields.INVOICE_THRESHOLD_NANOS] = (
+        msgspec.UNSET
+    )
+    balance_floors_nanos: Annotated[Floors | msgspec.UnsetType, fields.BALANCE_FLOORS_NANOS] = msgspec.UNSET
+    auto_top_up: Annotated[AutoTopUp | msgspec.UnsetType | None, fields.AUTO_TOP_UP] = msgspec.UNSET
 
 
 def read(session: Session, tenant_id: str) -> SpendingView:
@@ -82,13 +92,10 @@ def top_up_of(terms: SpendingTerms) -> AutoTopUp | None:
 
 
 def _view(computed: ComputedCeiling) -> SpendingView:
-    terms = computed.terms
-    return SpendingView(
-        mode=cast("BillingMode", terms.mode),
-        credit_limit_nanos=terms.credit_limit_nanos,
-        invoice_threshold_nanos=terms.invoice_threshold_nanos,
-        balance_floors_nanos=terms.balance_floors_nanos,
-        auto_top_up=top_up_of(terms),
+    return view_of(
+        computed.terms,
+        SpendingView,
+        auto_top_up=top_up_of(computed.terms),
         balance_nanos=computed.credit.spendable_nanos(),
         unbilled_nanos=computed.unbilled_nanos,
         receivable_nanos=computed.receivable.amount_nanos,

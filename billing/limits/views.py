@@ -13,15 +13,14 @@ from core.fields import about
 BillingMode = Literal["prepaid", "postpaid"]
 LimitScope = Literal["tenant", "key", "adapter"]
 LimitWindow = Literal["day", "month"]
+LimitNanos = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000_000)]
 
 
 class AutoTopUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """At a balance of ``floor_nanos``, ``amount_cents`` are paid, at most ``month_cents_max`` in a UTC month."""
 
     amount_cents: Annotated[int, msgspec.Meta(ge=50, le=TOP_UP_CENTS_MAX), fields.AMOUNT_CENTS]
-    floor_nanos: Annotated[
-        int, msgspec.Meta(ge=0, le=1_000_000_000_000_000), about("Balance in nanodollars at which it acts.")
-    ]
+    floor_nanos: Annotated[LimitNanos, about("Balance in nanodollars at which it acts.")]
     month_cents_max: Annotated[int, msgspec.Meta(ge=50, le=100_000_000), about("Most cents to pay in a UTC month.")]
 
 

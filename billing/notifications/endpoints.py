@@ -7,7 +7,7 @@ send mail to strangers.
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 import sqlalchemy as sa
@@ -24,6 +24,7 @@ from core.db import database_now
 from core.email_addresses import require_email
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound, TooManyRequests
 from core.ids import new_id
+from core.struct_types import view_of
 
 BY_TENANT: Final = "disabled by the tenant"
 _STORE_NOW: Final = "Store this signing secret now. It is shown only once."
@@ -88,7 +89,10 @@ def without_secret(created: EndpointSecret) -> EndpointSecret:
 def list_endpoints(session: Session, *, tenant_id: str, after: str | None, limit: int) -> list[EndpointView]:
     """The tenant's endpoints, newest first. ``after`` is the last id of the previous page."""
     mine = _of(tenant_id).order_by(col(NotificationEndpoint.id).desc()).limit(limit)
-    return [endpoint_view(row) for row in session.exec(mine.where(NotificationEndpoint.id < after) if after else mine)]
+    return [
+        view_of(row, EndpointView)
+        for row in session.exec(mine.where(NotificationEndpoint.id < after) if after else mine)
+    ]
 
 
 def tenants_with(text: str) -> SelectOfScalar[str]:
@@ -102,7 +106,7 @@ def tenants_with(text: str) -> SelectOfScalar[str]:
 
 def get(session: Session, *, tenant_id: str, endpoint_id: str) -> EndpointView:
     """One of the tenant's endpoints. Raises NotFound."""
-    return endpoint_view(find(session, tenant_id=tenant_id, endpoint_id=endpoint_id))
+    return view_of(find(session, tenant_id=tenant_id, endpoint_id=endpoint_id), EndpointView)
 
 
 def change(
@@ -128,7 +132,7 @@ def change(
             fail_pending(session, row.id, "the endpoint is disabled")
     row.updated_at = now
     session.flush()
-    return endpoint_view(row)
+    return view_of(row, EndpointView)
 
 
 def delete(session: Session, *, tenant_id: str, endpoint_id: str) -> None:
@@ -172,7 +176,7 @@ def confirm(session: Session, box: SecretBox, *, tenant_id: str, endpoint_id: st
             )
         row.status, row.updated_at = "active", database_now(session)
         session.flush()
-    return endpoint_view(row)
+    return view_of(row, EndpointView)
 
 
 def request_message(session: Session, *, tenant_id: str, endpoint_id: str, per_hour_max: int) -> str:
@@ -226,23 +230,6 @@ def require_active(row: NotificationEndpoint) -> None:
         raise _inactive()
 
 
-def endpoint_view(row: NotificationEndpoint) -> EndpointView:
-    """The endpoint as its tenant sees it."""
-    return EndpointView(
-        id=row.id,
-        kind=cast("EndpointKind", row.kind),
-        address=row.address,
-        event_types=row.event_types,
-        status=cast("EndpointStatus", row.status),
-        disabled_reason=row.disabled_reason,
-        failing_since=row.failing_since,
-        last_success_at=row.last_success_at,
-        previous_secret_until=row.previous_secret_until,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )
-
-
 def _of(tenant_id: str) -> SelectOfScalar[NotificationEndpoint]:
     return select(NotificationEndpoint).where(
         NotificationEndpoint.tenant_id == tenant_id, NotificationEndpoint.status != "deleted"
@@ -250,7 +237,7 @@ def _of(tenant_id: str) -> SelectOfScalar[NotificationEndpoint]:
 
 
 def _with_secret(row: NotificationEndpoint, secret: str | None, note: str) -> EndpointSecret:
-    return EndpointSecret(**msgspec.structs.asdict(endpoint_view(row)), secret=secret, note=note)
+    return view_of(row, EndpointSecret, secret=secret, note=note)
 
 
 def _unconfirmed() -> Conflict:

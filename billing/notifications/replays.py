@@ -4,7 +4,7 @@ A replayed message has the id and the body of the first attempt, so a receiver r
 """
 
 from datetime import datetime
-from typing import Final, cast
+from typing import Final
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -17,6 +17,7 @@ from billing.notifications.settings import PENDING_PER_ENDPOINT_MAX, REPLAY_MAX
 from billing.notifications.views import DeliveryState, DeliveryView, QueuedAgain
 from core.db import database_now
 from core.errors import NotFound
+from core.struct_types import view_of
 
 # They are due in the order of their notifications.
 _QUEUE_AGAIN: Final = sa.text(
@@ -36,8 +37,8 @@ def list_deliveries(
     tenant_id: str,
     endpoint_id: str | None,
     notification_id: str | None = None,
-    state: DeliveryState | None,
-    after: str | None,
+    state: DeliveryState | None = None,
+    after: str | None = None,
     limit: int,
 ) -> list[DeliveryView]:
     """The tenant's deliveries, newest first. ``after`` is the last id of the previous page."""
@@ -126,16 +127,10 @@ def _find(session: Session, *, tenant_id: str, delivery_id: str) -> tuple[Notifi
 
 
 def _view(row: NotificationDelivery, notification: Notification) -> DeliveryView:
-    return DeliveryView(
-        id=row.id,
-        endpoint_id=row.endpoint_id,
-        notification_id=notification.id,
+    return view_of(
+        row,
+        DeliveryView,
         event_type=notification.event_type,
         data=notification.data,
-        state=cast("DeliveryState", row.state),
-        attempts=row.attempts,
         next_attempt_at=row.next_attempt_at if row.state == "pending" else None,
-        last_error=row.last_error,
-        delivered_at=row.delivered_at,
-        created_at=row.created_at,
     )

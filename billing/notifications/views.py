@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from billing.notifications.event_types import SUBSCRIBABLE
 from core import fields
 from core.fields import about
 
 EndpointKind = Literal["email", "webhook"]
 EndpointStatus = Literal["unconfirmed", "active", "disabled"]
+if TYPE_CHECKING:
+    EventTypeName = str
+else:
+    EventTypeName = Literal[SUBSCRIBABLE]
 DeliveryState = Literal["pending", "delivered", "failed"]
 
 

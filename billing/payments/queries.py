@@ -1,7 +1,7 @@
 """Reads payments for the control plane. Nothing here changes anything at Stripe."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -19,18 +19,17 @@ from billing.payments.models import (
 )
 from billing.payments.views import (
     EventState,
-    OperationState,
     PageState,
     PaymentAlarmView,
     PaymentOperationView,
     PaymentPageView,
     PaymentQueueView,
     StripeEventView,
-    TopUpState,
     TopUpView,
 )
 from core.db import database_now
 from core.errors import NotFound
+from core.struct_types import view_of
 
 _PAGES = ("open_setup_page", "open_portal", "open_top_up_page", "open_invoice_page")
 _PAGE_STATES: dict[str, PageState] = {"pending": "pending", "done": "ready"}
@@ -47,14 +46,13 @@ def get_page(session: Session, *, tenant_id: str, page_id: str, simulated: bool)
     ).first()
     if row is None:
         raise NotFound("Payment page not found.", code="payment_page_not_found")
-    result = row.result or {}
-    return PaymentPageView(
-        id=row.id,
+    return view_of(
+        row,
+        PaymentPageView,
         state=_PAGE_STATES.get(row.state, "failed"),
-        url=result.get("url"),
+        url=(row.result or {}).get("url"),
         failure=row.last_error if row.state == "failed" else None,
         simulated=simulated,
-        created_at=row.created_at,
     )
 
 
@@ -69,16 +67,8 @@ def list_top_ups(session: Session, *, tenant_id: str, after: str | None, limit: 
     wanted = select(PaymentCharge).where(PaymentCharge.tenant_id == tenant_id, col(PaymentCharge.invoice_id).is_(None))
     if after is not None:
         wanted = wanted.where(PaymentCharge.id < after)
-    return [
-        TopUpView(
-            id=row.id,
-            amount_cents=row.amount_cents,
-            state=cast("TopUpState", row.state),
-            failure=row.failure,
-            created_at=row.created_at,
-        )
-        for row in session.exec(wanted.order_by(col(PaymentCharge.id).desc()).limit(limit))
-    ]
+    rows = session.exec(wanted.order_by(col(PaymentCharge.id).desc()).limit(limit))
+    return [view_of(row, TopUpView) for row in rows]
 
 
 def get_queue(session: Session, tenant_id: str) -> PaymentQueueView:
@@ -119,12 +109,11 @@ def _queues(session: Session, wanted: Sequence[Any], limit: int) -> list[Payment
         .limit(limit)
     )
     return [
-        PaymentQueueView(
+        view_of(
+            queue,
+            PaymentQueueView,
             id=queue.tenant_id,
             customer=queue.customer_id,
-            test_clock=queue.test_clock,
-            stopped_reason=queue.stopped_reason,
-            stopped_at=queue.stopped_at,
             pending=waiting,
             standing="suspended" if standing == "suspended" else "good",
         )
@@ -142,19 +131,7 @@ def list_operations(session: Session, *, tenant_id: str, after: str | None, limi
     )
     if after is not None:
         wanted = wanted.where(PaymentOperation.id < after)
-    return [
-        PaymentOperationView(
-            id=row.id,
-            tenant_id=row.tenant_id,
-            kind=row.kind,
-            state=cast("OperationState", row.state),
-            attempts=row.attempts,
-            last_error=row.last_error,
-            created_at=row.created_at,
-            finished_at=row.finished_at,
-        )
-        for row in session.exec(wanted)
-    ]
+    return [view_of(row, PaymentOperationView) for row in session.exec(wanted)]
 
 
 def list_alarms(session: Session, *, after: str | None, limit: int) -> list[PaymentAlarmView]:
@@ -162,7 +139,7 @@ def list_alarms(session: Session, *, after: str | None, limit: int) -> list[Paym
     wanted = select(PaymentAlarm).order_by(col(PaymentAlarm.id).desc()).limit(limit)
     if after is not None:
         wanted = wanted.where(PaymentAlarm.id < after)
-    return [_alarm(row) for row in session.exec(wanted)]
+    return [view_of(row, PaymentAlarmView) for row in session.exec(wanted)]
 
 
 def mark_alarm_seen(session: Session, alarm_id: str) -> PaymentAlarmView:
@@ -172,7 +149,7 @@ def mark_alarm_seen(session: Session, alarm_id: str) -> PaymentAlarmView:
         raise NotFound("Payment alarm not found.", code="payment_alarm_not_found")
     row.seen_at = row.seen_at or database_now(session)
     session.add(row)
-    return _alarm(row)
+    return view_of(row, PaymentAlarmView)
 
 
 def list_events(session: Session, *, state: EventState | None, after: str | None, limit: int) -> list[StripeEventView]:
@@ -188,7 +165,7 @@ def list_events(session: Session, *, state: EventState | None, after: str | None
         last = session.exec(select(StripeEventRow.received_at).where(StripeEventRow.id == after)).first()
         same = sa.and_(col(StripeEventRow.received_at) == last, col(StripeEventRow.id) < after)
         wanted = wanted.where(sa.or_(col(StripeEventRow.received_at) < last, same))
-    return [_event(row) for row in session.exec(wanted)]
+    return [view_of(row, StripeEventView) for row in session.exec(wanted)]
 
 
 def get_event(session: Session, event_id: str) -> StripeEventView:
@@ -196,30 +173,4 @@ def get_event(session: Session, event_id: str) -> StripeEventView:
     row = session.get(StripeEventRow, event_id)
     if row is None:
         raise NotFound("Stripe event not found.", code="stripe_event_not_found")
-    return _event(row)
-
-
-def _event(row: StripeEventRow) -> StripeEventView:
-    return StripeEventView(
-        id=row.id,
-        type=row.type,
-        object_id=row.object_id,
-        customer=row.customer,
-        state=cast("EventState", row.state),
-        source="list" if row.source == "list" else "webhook",
-        note=row.note,
-        attempts=row.attempts,
-        created_at=row.created_at,
-        received_at=row.received_at,
-    )
-
-
-def _alarm(row: PaymentAlarm) -> PaymentAlarmView:
-    return PaymentAlarmView(
-        id=row.id,
-        kind=row.kind,
-        tenant_id=row.tenant_id,
-        message=row.message,
-        created_at=row.created_at,
-        seen_at=row.seen_at,
-    )
+    return view_of(row, StripeEventView)

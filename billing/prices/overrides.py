@@ -22,6 +22,7 @@ from core.errors import InvalidRequest, NotFound
 from core.fields import about
 from core.ids import new_id
 from core.periods import TICK, aware
+from core.struct_types import view_of
 
 
 class OverrideView(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,12 +141,4 @@ def _insert(
 
 
 def _view(row: PriceOverride, version: PriceView | None) -> OverrideView:
-    return OverrideView(
-        id=row.id,
-        tenant_id=row.tenant_id,
-        price_version_id=row.price_version_id,
-        prices=None if version is None else version.card,
-        effective_from=row.effective_from,
-        expires_at=row.expires_at,
-        created_at=row.created_at,
-    )
+    return view_of(row, OverrideView, prices=None if version is None else version.card)

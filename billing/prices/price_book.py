@@ -23,6 +23,7 @@ from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import new_id
 from core.periods import EPOCH, TICK, aware
+from core.struct_types import view_of
 
 _WITHDRAWN_BEFORE: Final = timedelta(seconds=60)
 
@@ -283,10 +284,4 @@ def list_versions(session: Session, *, plan_id: str) -> list[PriceView]:
 
 def view(version: PriceVersion) -> PriceView:
     """A version as other packages see it."""
-    return PriceView(
-        id=version.id,
-        plan_id=version.plan_id,
-        card=msgspec.convert(version.card, PriceCard),
-        effective_from=version.effective_from,
-        created_at=version.created_at,
-    )
+    return view_of(version, PriceView)

@@ -1,7 +1,7 @@
 """Grants discounts and coupons to tenants, and ends them. A grant never changes."""
 
 from datetime import datetime
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import msgspec
 from sqlmodel import Session, col, select
@@ -14,6 +14,7 @@ from core.errors import Conflict, InvalidRequest, NotFound
 from core.fields import about
 from core.ids import new_id
 from core.periods import aware
+from core.struct_types import view_of
 
 DiscountScope = Literal["usage", "fees", "all"]
 Duration = Literal["once", "periods", "forever"]
@@ -91,21 +92,14 @@ def grant(session: Session, tenant_id: str, new: NewDiscount) -> DiscountView:
     if expires_at is not None and expires_at <= begins:
         raise InvalidRequest("expires_at: must be later than effective_from.", param="expires_at")
     row = Discount(
+        **msgspec.structs.asdict(new) | {"effective_from": begins, "expires_at": expires_at},
         id=new_id("dis"),
         tenant_id=tenant_id,
-        name=new.name,
-        percent_hundredths=new.percent_hundredths,
-        amount_nanos=new.amount_nanos,
-        duration=new.duration,
-        periods=new.periods,
-        effective_from=begins,
-        expires_at=expires_at,
         created_at=now,
-        scope=new.scope,
     )
     session.add(row)
     session.flush()
-    return _view(row, None)
+    return view_of(row, DiscountView, ended_at=None)
 
 
 def end(session: Session, tenant_id: str, discount_id: str) -> DiscountView:
@@ -130,39 +124,17 @@ def list_discounts(session: Session, tenant_id: str) -> list[DiscountView]:
         .where(Discount.tenant_id == tenant_id)
         .order_by(col(Discount.created_at), col(Discount.id))
     )
-    return [_view(row, ended_at) for row, ended_at in rows]
+    return [view_of(row, DiscountView, ended_at=ended_at) for row, ended_at in rows]
 
 
 def read_discounts(session: Session, tenant_id: str) -> list[DiscountTerms]:
     """The same as a charge needs them."""
     return [
-        DiscountTerms(
-            id=each.id,
-            name=each.name,
-            percent_hundredths=each.percent_hundredths,
-            amount_nanos=each.amount_nanos,
-            duration=each.duration,
-            periods=each.periods,
+        view_of(
+            each,
+            DiscountTerms,
             begins=each.effective_from,
-            scope=each.scope,
             ends=min((instant for instant in (each.expires_at, each.ended_at) if instant is not None), default=None),
         )
         for each in list_discounts(session, tenant_id)
     ]
-
-
-def _view(row: Discount, ended_at: datetime | None) -> DiscountView:
-    return DiscountView(
-        id=row.id,
-        tenant_id=row.tenant_id,
-        name=row.name,
-        percent_hundredths=row.percent_hundredths,
-        amount_nanos=row.amount_nanos,
-        scope=cast("DiscountScope", row.scope),
-        duration=cast("Duration", row.duration),
-        periods=row.periods,
-        effective_from=row.effective_from,
-        expires_at=row.expires_at,
-        ended_at=ended_at,
-        created_at=row.created_at,
-    )

@@ -16,7 +16,9 @@ Country = Annotated[
         extra_json_schema={"enum": sorted(COUNTRIES)},
     ),
 ]
+LegalName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 PrintedText = Annotated[str, msgspec.Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*(?!\n)$")]
+PrintedLines = Annotated[tuple[PrintedText, ...], msgspec.Meta(max_length=8)]
 VatId = Annotated[str, msgspec.Meta(max_length=20, pattern="^[A-Za-z0-9 .+*-]*(?!\n)$")]
 Email = Annotated[str, msgspec.Meta(max_length=254, extra_json_schema={"format": "email"})]
 PaymentDays = Annotated[int, msgspec.Meta(ge=0, le=365)]
@@ -25,35 +27,42 @@ TaxMode = Literal["none", "fixed"]
 PAYMENT_DAYS: Final = 14
 
 
-class Seller(msgspec.Struct, frozen=True, kw_only=True):
+class Seller(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The operator of the platform, who issues the invoices. ``tax`` is ``fixed`` where the operator charges tax by
     its table of rates, and ``none`` where it charges none. An invoice is due ``payment_days`` after its date;
     ``how_to_pay`` is printed on it, such as a bank account.
     """
 
-    legal_name: Annotated[str, fields.LEGAL_NAME]
-    address: Annotated[tuple[str, ...], fields.POSTAL_ADDRESS] = ()
-    country: Annotated[str | None, fields.COUNTRY] = None
-    vat_id: Annotated[str | None, fields.VAT_ID] = None
+    legal_name: Annotated[LegalName, fields.LEGAL_NAME]
+    address: Annotated[PrintedLines, fields.POSTAL_ADDRESS] = ()
+    country: Annotated[Country | None, fields.COUNTRY] = None
+    vat_id: Annotated[VatId | None, fields.VAT_ID] = None
     tax: Annotated[TaxMode, fields.TAX] = "none"
-    payment_days: Annotated[int, fields.SELLERS_PAYMENT_DAYS] = PAYMENT_DAYS
-    how_to_pay: Annotated[tuple[str, ...], fields.HOW_TO_PAY] = ()
+    payment_days: Annotated[PaymentDays, fields.SELLERS_PAYMENT_DAYS] = PAYMENT_DAYS
+    how_to_pay: Annotated[PrintedLines, fields.HOW_TO_PAY] = ()
 
 
-class Buyer(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant as its invoices name it. From ``exempt_from`` to ``exempt_until`` (exclusive) it pays no tax. Its own
-    ``payment_days`` replace the seller's. ``order_number`` is the buyer's name for its purchase order.
+class BillingProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a tenant sets of its details on invoices. Omitted fields are empty. A VAT id is checked by its form only.
+    ``order_number`` is the buyer's name for its purchase order.
     """
 
-    legal_name: Annotated[str, fields.LEGAL_NAME]
-    address: Annotated[tuple[str, ...], fields.POSTAL_ADDRESS] = ()
-    country: Annotated[str | None, fields.COUNTRY] = None
-    email: Annotated[str | None, fields.EMAIL] = None
-    vat_id: Annotated[str | None, fields.VAT_ID] = None
+    legal_name: Annotated[LegalName, fields.LEGAL_NAME]
+    address: Annotated[PrintedLines, fields.POSTAL_ADDRESS] = ()
+    country: Annotated[Country | None, fields.COUNTRY] = None
+    email: Annotated[Email | None, fields.EMAIL] = None
+    vat_id: Annotated[VatId | None, fields.VAT_ID] = None
+    order_number: Annotated[PrintedText | None, fields.ORDER_NUMBER] = None
+
+
+class Buyer(BillingProfile, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tenant as its invoices name it. From ``exempt_from`` to ``exempt_until`` (exclusive) it pays no tax. Its own
+    ``payment_days`` replace the seller's. Only admins set these three.
+    """
+
     exempt_from: Annotated[date | None, fields.EXEMPT_FROM] = None
     exempt_until: Annotated[date | None, fields.EXEMPT_UNTIL] = None
-    payment_days: Annotated[int | None, fields.PAYMENT_DAYS] = None
-    order_number: Annotated[str | None, fields.ORDER_NUMBER] = None
+    payment_days: Annotated[PaymentDays | None, fields.PAYMENT_DAYS] = None
 
     def exempt_on(self, day: date) -> bool:
         """Whether an invoice of this day has no tax."""

@@ -24,6 +24,7 @@ from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import new_id
 from core.rating import rate
+from core.struct_types import view_of
 
 _USAGE_NOW: Final = sa.text("SELECT * FROM usage_now WHERE request_id = :request_id")
 
@@ -170,25 +171,13 @@ def _view(session: Session, record: UsageRecord) -> AmendedUsageView:
         .where(col(UsageAmendment.request_id) == record.request_id)
         .order_by(col(UsageAmendment.position))
     ).all()
-    parts = tuple(
-        AmendmentView(
-            part=row.part,
-            transfer_id=row.transfer_id,
-            reason=row.reason,
-            actor=row.actor,
-            created_at=row.created_at,
-            **{name: getattr(row, name) for name in (*COUNTED, "amount_nanos")},
-        )
-        for row in rows
-    )
+    parts = tuple(view_of(row, AmendmentView) for row in rows)
     now = parts[-1] if parts else None
     charged = record if now is None else now
     voided = now is not None and now.part == "reversal"
-    return AmendedUsageView(
-        request_id=record.request_id,
-        tenant_id=record.tenant_id,
-        settled_at=record.settled_at,
-        transfer_id=record.transfer_id,
+    return view_of(
+        record,
+        AmendedUsageView,
         recorded_nanos=record.amount_nanos,
         charged_nanos=0 if voided else charged.amount_nanos,
         voided=voided,

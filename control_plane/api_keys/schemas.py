@@ -1,11 +1,11 @@
 """Wire types of the API keys room."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from control_plane.plans.schemas import Concurrency, Rate, SpendNanos, Tokens, Window
+from control_plane.plans.schemas import bounded
 from core import fields
 from core.contracts.grants import KeyLimits
 from core.fields import about
@@ -17,21 +17,14 @@ Scope = Literal[
 Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 
 
-class KeyLimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of one key in a request. They apply in addition to the tenant's limits; a higher limit has no
-    effect.
-    """
-
-    requests_per_minute: Annotated[Rate | None, fields.REQUESTS_PER_MINUTE] = None
-    tokens_per_minute: Annotated[Rate | None, fields.TOKENS_PER_MINUTE] = None
-    input_tokens_per_minute: Annotated[Rate | None, fields.INPUT_TOKENS_PER_MINUTE] = None
-    output_tokens_per_minute: Annotated[Rate | None, fields.OUTPUT_TOKENS_PER_MINUTE] = None
-    concurrent_requests: Annotated[Concurrency | None, fields.CONCURRENT_REQUESTS] = None
-    kv_pages: Annotated[Rate | None, fields.KV_PAGES] = None
-    tokens_per_month: Annotated[Tokens | None, fields.TOKENS_PER_MONTH] = None
-    spend_nanos_per_month: Annotated[SpendNanos | None, fields.SPEND_NANOS_PER_MONTH] = None
-    context_tokens: Annotated[Window | None, fields.CONTEXT_TOKENS] = None
-    output_tokens: Annotated[Window | None, fields.OUTPUT_TOKENS] = None
+if TYPE_CHECKING:
+    KeyLimitsBody = KeyLimits
+else:
+    KeyLimitsBody = bounded(
+        "KeyLimitsBody",
+        KeyLimits,
+        "The limits of one key in a request, beside those of its tenant; a higher limit has no effect.",
+    )
 
 
 class NewApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

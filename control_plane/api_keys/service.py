@@ -4,6 +4,7 @@ A secret appears only in the result of ``mint``.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import msgspec
 from sqlmodel import Session, col, func, select
@@ -19,6 +20,7 @@ from core import clock
 from core.api_keys import ADMIN_SCOPES, hash_key, mint_key, redact
 from core.contracts.grants import KeyGrant, KeyLimits
 from core.errors import Conflict, Forbidden, NotFound
+from core.struct_types import view_of
 
 _SHOWN_ONCE = "Store this key now. It is shown only once."
 _NOT_KEPT = (
@@ -68,17 +70,7 @@ def mint(
         tenant_id=tenant_id,
         details={"name": name, "scopes": row.scopes, "limits": row.limits},
     )
-    return ApiKeyCreated(
-        id=row.id,
-        tenant_id=tenant_id,
-        name=name,
-        key=secret,
-        redacted=row.redacted,
-        scopes=row.scopes,
-        limits=_limits(row),
-        created_at=row.created_at,
-        note=_SHOWN_ONCE,
-    )
+    return view_of(row, ApiKeyCreated, key=secret, note=_SHOWN_ONCE)
 
 
 def without_secret(created: ApiKeyCreated) -> ApiKeyCreated:
@@ -106,7 +98,7 @@ def store_admin_key(
 def list_admin_keys(session: Session) -> list[ApiKeyView]:
     """All admin keys, including revoked ones, oldest first."""
     rows = session.exec(select(ApiKey).where(col(ApiKey.tenant_id).is_(None)).order_by(col(ApiKey.id)))
-    return [_view(row) for row in rows]
+    return [view_of(row, ApiKeyView) for row in rows]
 
 
 def revoke_admin_key(session: Session, key_id: str, *, actor: str) -> None:
@@ -129,12 +121,12 @@ def revoke_admin_key(session: Session, key_id: str, *, actor: str) -> None:
 def list_keys(session: Session, *, tenant_id: str, cursor: str | None, limit: int) -> Page[ApiKeyView]:
     """The tenant's keys, including revoked ones, newest first."""
     mine = select(ApiKey).where(ApiKey.tenant_id == tenant_id)
-    return page_of(session, mine, col(ApiKey.id), _view, cursor=cursor, limit=limit)
+    return page_of(session, mine, col(ApiKey.id), partial(view_of, view=ApiKeyView), cursor=cursor, limit=limit)
 
 
 def get_key(session: Session, *, tenant_id: str, key_id: str) -> ApiKeyView:
     """One of the tenant's keys. Raises NotFound."""
-    return _view(_find(session, tenant_id=tenant_id, key_id=key_id))
+    return view_of(_find(session, tenant_id=tenant_id, key_id=key_id), ApiKeyView)
 
 
 def revoke(session: Session, *, tenant_id: str, key_id: str, actor: str) -> None:
@@ -198,16 +190,3 @@ def _set(limits: KeyLimitsBody | None) -> dict[str, int]:
 
 def _limits(row: ApiKey) -> KeyLimits | None:
     return None if row.limits is None else KeyLimits(**row.limits)
-
-
-def _view(row: ApiKey) -> ApiKeyView:
-    return ApiKeyView(
-        id=row.id,
-        tenant_id=row.tenant_id,
-        name=row.name,
-        redacted=row.redacted,
-        scopes=row.scopes,
-        limits=_limits(row),
-        created_at=row.created_at,
-        revoked_at=row.revoked_at,
-    )

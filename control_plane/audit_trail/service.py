@@ -1,6 +1,7 @@
 """Reads the audit trail: an admin all of it, a tenant the rows about itself."""
 
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -15,6 +16,7 @@ from control_plane.audit_trail.schemas import AuditEventView
 from control_plane.paging import Page, page_of
 from core.errors import InvalidRequest
 from core.periods import aware
+from core.struct_types import view_of
 
 ADMIN: Final = "admin"
 """What a tenant sees in place of an admin's key."""
@@ -37,7 +39,7 @@ def list_all(
     rows = _rows(wanted, actor=col(AuditEvent.actor))
     if tenant_id is not None:
         rows = rows.where(AuditEvent.tenant_id == tenant_id)
-    return page_of(session, rows, col(AuditEvent.id), _view, cursor=cursor, limit=limit)
+    return page_of(session, rows, col(AuditEvent.id), partial(view_of, view=AuditEventView), cursor=cursor, limit=limit)
 
 
 def list_own(
@@ -53,9 +55,10 @@ def list_own(
     keys = set(session.exec(own))
 
     def view(row: AuditEvent) -> AuditEventView:
+        shown = view_of(row, AuditEventView)
         if row.actor.startswith("key_") and row.actor not in keys:
-            return msgspec.structs.replace(_view(row), actor=ADMIN, details={})
-        return _view(row)
+            return msgspec.structs.replace(shown, actor=ADMIN, details={})
+        return shown
 
     mine = rows.where(AuditEvent.tenant_id == tenant_id)
     return page_of(session, mine, col(AuditEvent.id), view, cursor=cursor, limit=limit)
@@ -79,7 +82,3 @@ def _rows(wanted: AuditFilter, *, actor: SQLCoreOperations[str]) -> SelectOfScal
     if start is not None and end is not None and end <= start:
         raise InvalidRequest("end: must be later than start.", param="end")
     return rows
-
-
-def _view(row: AuditEvent) -> AuditEventView:
-    return AuditEventView(**row.model_dump())

@@ -1,12 +1,10 @@
 """Wire types of the credits room. Answers are ``billing.credits.views``."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
 
-from billing.credits.views import BurnedDay, LotView
 from billing.settings import CREDIT_NANOS_MAX
 from core import fields
 from core.fields import about
@@ -36,17 +34,3 @@ class CreditRefund(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How much unspent paid credit is paid back, in whole cents."""
 
     amount_nanos: Annotated[CreditNanos, fields.AMOUNT_NANOS]
-
-
-class OwnCredit(msgspec.Struct, frozen=True, kw_only=True):
-    """The tenant's credit now, with the lots that usage may still take from, in the order in which they burn, and what
-    the uninvoiced usage of each UTC day takes of them.
-    """
-
-    balance_nanos: Annotated[int, fields.BALANCE_NANOS]
-    paid_nanos: Annotated[int, about("Credit left that was paid for, in nanodollars.")]
-    promotional_nanos: Annotated[int, about("Credit left that was given, in nanodollars.")]
-    pending_nanos: Annotated[int, fields.PENDING_NANOS]
-    uncovered_nanos: Annotated[int, about("Nanodollars of uninvoiced usage that no credit pays.")]
-    lots: Annotated[Sequence[LotView], about("Lots of credit, in the order in which they burn.")]
-    burn_down: Annotated[Sequence[BurnedDay], about("What the uninvoiced usage of each UTC day took of the credit.")]

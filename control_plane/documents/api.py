@@ -1,17 +1,22 @@
-"""Routes over the documents of invoices: lines, explanation and files, for a tenant's own and for admins."""
+"""Routes over the documents of invoices: lines, explanation and files, for a tenant's own and for admins, whose routes
+are the same. An admin's key has no tenant, and reads those of all tenants.
+"""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from litestar import Controller, Response, get
+from litestar import Controller, Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter
 from litestar.response import Stream
 from sqlalchemy import Engine
 
+from billing.documents import invoice_lines
+from billing.documents.invoice_csv import invoice_csv
 from billing.documents.pdf_maker import PdfFile, PdfMaker
+from billing.invoices.queries import read_invoice
 from billing.invoices.views import InvoiceLineView
 from control_plane.auth.authenticate import Principal
-from control_plane.documents import service
+from control_plane.documents.explanations import decode_position, encode_position, explain_invoice, explain_line
 from control_plane.documents.schemas import ExplainedRequests, InvoiceExplanation
 from control_plane.paging import Page, PageCursor
 from core.db import unit_of_work
@@ -39,13 +44,14 @@ class OwnInvoiceDocuments(Controller):
     ) -> Page[InvoiceLineView]:
         """List an invoice's lines in print order."""
         with unit_of_work(reports) as session:
-            return service.list_lines(
-                session, invoice_id=invoice_id, tenant_id=principal.own_tenant_id, cursor=cursor, limit=limit
-            )
+            invoice = read_invoice(session, invoice_id, tenant_id=principal.tenant_id)
+            page = invoice_lines.read_lines(session, invoice.id, after=decode_position(cursor), limit=limit)
+        return Page(data=page.lines, next_cursor=encode_position(page.following))
 
     @get("/explain", sync_to_thread=True)
     def explain_invoice(
         self,
+        request: Request[Any, Any, Any],
         invoice_id: FromPath[str],
         reports: NamedDependency[Engine],
         principal: NamedDependency[Principal],
@@ -54,14 +60,8 @@ class OwnInvoiceDocuments(Controller):
     ) -> InvoiceExplanation:
         """Explain an invoice: each line's price version, arithmetic, and where its requests are."""
         with unit_of_work(reports) as session:
-            return service.explain_invoice(
-                session,
-                invoice_id=invoice_id,
-                tenant_id=principal.own_tenant_id,
-                cursor=cursor,
-                limit=limit,
-                path=f"/api/v1/invoices/{invoice_id}/explain",
-            )
+            invoice = read_invoice(session, invoice_id, tenant_id=principal.tenant_id)
+            return explain_invoice(session, invoice, path=request.url.path, cursor=cursor, limit=limit)
 
     @get("/explain/{line_id:str}", sync_to_thread=True)
     def explain_line(
@@ -75,14 +75,8 @@ class OwnInvoiceDocuments(Controller):
     ) -> ExplainedRequests:
         """List the requests that a line is made of, each rated again."""
         with unit_of_work(reports) as session:
-            return service.explain_line(
-                session,
-                invoice_id=invoice_id,
-                line_id=line_id,
-                tenant_id=principal.own_tenant_id,
-                cursor=cursor,
-                limit=limit,
-            )
+            invoice = read_invoice(session, invoice_id, tenant_id=principal.tenant_id)
+            return explain_line(session, invoice, line_id, cursor=cursor, limit=limit)
 
     @get("/pdf", sync_to_thread=True, media_type=PDF)
     def get_invoice_pdf(
@@ -93,79 +87,24 @@ class OwnInvoiceDocuments(Controller):
         principal: NamedDependency[Principal],
     ) -> Response[bytes]:
         """Get an invoice as PDF; also at `/invoices/{invoice_id}.pdf`."""
-        return _pdf(pdf_maker.invoice(reports, invoice_id, tenant_id=principal.own_tenant_id))
+        return _pdf(pdf_maker.invoice(reports, invoice_id, tenant_id=principal.tenant_id))
 
     @get("/csv", sync_to_thread=True, media_type="text/csv")
     def get_invoice_csv(
         self, invoice_id: FromPath[str], reports: NamedDependency[Engine], principal: NamedDependency[Principal]
     ) -> Stream:
         """Get an invoice's lines as CSV; also at `/invoices/{invoice_id}.csv`."""
-        return _csv(reports, invoice_id, principal.own_tenant_id)
+        with unit_of_work(reports) as session:
+            invoice = read_invoice(session, invoice_id, tenant_id=principal.tenant_id)
+        lines = invoice_csv(invoice, invoice_lines.all_lines(reports, invoice.id))
+        headers = {"Content-Disposition": f'attachment; filename="{invoice.number}.csv"'}
+        return Stream(lines, media_type="text/csv", headers=headers)
 
 
-class AdminInvoiceDocuments(Controller):
+class AdminInvoiceDocuments(OwnInvoiceDocuments):
     """The documents of any tenant's invoices."""
 
-    path = "/invoices/{invoice_id:str}"
     tags = ("admin: billing",)
-
-    @get("/lines", sync_to_thread=True)
-    def list_any_invoice_lines(
-        self,
-        invoice_id: FromPath[str],
-        reports: NamedDependency[Engine],
-        limit: LineLimit = 100,
-        cursor: PageCursor = None,
-    ) -> Page[InvoiceLineView]:
-        """List an invoice's lines in print order."""
-        with unit_of_work(reports) as session:
-            return service.list_lines(session, invoice_id=invoice_id, tenant_id=None, cursor=cursor, limit=limit)
-
-    @get("/explain", sync_to_thread=True)
-    def explain_any_invoice(
-        self,
-        invoice_id: FromPath[str],
-        reports: NamedDependency[Engine],
-        limit: LineLimit = 100,
-        cursor: PageCursor = None,
-    ) -> InvoiceExplanation:
-        """Explain an invoice: each line's price version, arithmetic, and where its requests are."""
-        with unit_of_work(reports) as session:
-            return service.explain_invoice(
-                session,
-                invoice_id=invoice_id,
-                tenant_id=None,
-                cursor=cursor,
-                limit=limit,
-                path=f"/api/v1/admin/invoices/{invoice_id}/explain",
-            )
-
-    @get("/explain/{line_id:str}", sync_to_thread=True)
-    def explain_any_line(
-        self,
-        invoice_id: FromPath[str],
-        line_id: FromPath[str],
-        reports: NamedDependency[Engine],
-        limit: LineLimit = 100,
-        cursor: PageCursor = None,
-    ) -> ExplainedRequests:
-        """List the requests that a line is made of, each rated again."""
-        with unit_of_work(reports) as session:
-            return service.explain_line(
-                session, invoice_id=invoice_id, line_id=line_id, tenant_id=None, cursor=cursor, limit=limit
-            )
-
-    @get("/pdf", sync_to_thread=True, media_type=PDF)
-    def get_any_invoice_pdf(
-        self, invoice_id: FromPath[str], reports: NamedDependency[Engine], pdf_maker: NamedDependency[PdfMaker]
-    ) -> Response[bytes]:
-        """Get an invoice as PDF; also at `/invoices/{invoice_id}.pdf`."""
-        return _pdf(pdf_maker.invoice(reports, invoice_id, tenant_id=None))
-
-    @get("/csv", sync_to_thread=True, media_type="text/csv")
-    def get_any_invoice_csv(self, invoice_id: FromPath[str], reports: NamedDependency[Engine]) -> Stream:
-        """Get an invoice's lines as CSV; also at `/invoices/{invoice_id}.csv`."""
-        return _csv(reports, invoice_id, None)
 
 
 class OwnCreditNoteDocuments(Controller):
@@ -184,32 +123,15 @@ class OwnCreditNoteDocuments(Controller):
         principal: NamedDependency[Principal],
     ) -> Response[bytes]:
         """Get a credit note as PDF; also at `/credit-notes/{note_id}.pdf`."""
-        return _pdf(pdf_maker.credit_note(reports, note_id, tenant_id=principal.own_tenant_id))
+        return _pdf(pdf_maker.credit_note(reports, note_id, tenant_id=principal.tenant_id))
 
 
-class AdminCreditNoteDocuments(Controller):
+class AdminCreditNoteDocuments(OwnCreditNoteDocuments):
     """Any tenant's printed credit notes."""
 
-    path = "/credit-notes/{note_id:str}"
     tags = ("admin: billing",)
-
-    @get("/pdf", sync_to_thread=True, media_type=PDF)
-    def get_any_credit_note_pdf(
-        self, note_id: FromPath[str], reports: NamedDependency[Engine], pdf_maker: NamedDependency[PdfMaker]
-    ) -> Response[bytes]:
-        """Get a credit note as PDF; also at `/credit-notes/{note_id}.pdf`."""
-        return _pdf(pdf_maker.credit_note(reports, note_id, tenant_id=None))
 
 
 def _pdf(file: PdfFile) -> Response[bytes]:
     headers = {"Content-Disposition": f'inline; filename="{file.number}.pdf"'}
     return Response(file.content, media_type=PDF, headers=headers)
-
-
-def _csv(reports: Engine, invoice_id: str, tenant_id: str | None) -> Stream:
-    invoice, lines = service.csv_lines(reports, invoice_id=invoice_id, tenant_id=tenant_id)
-    return Stream(
-        lines,
-        media_type="text/csv",
-        headers={"Content-Disposition": f'attachment; filename="{invoice.number}.csv"'},
-    )

@@ -12,6 +12,7 @@ from control_plane.fleet.schemas import ReplicaView, ResidencyView
 from core import clock, redis_keys
 from core.contracts.replicas import ReplicaStatus, Residency
 from core.errors import NotFound
+from core.struct_types import view_of
 
 _REPLICAS_MAX = 10_000
 
@@ -64,21 +65,10 @@ def residency(redis: Redis, replica_id: str) -> ResidencyView:
 
 
 def _view(replica: ReplicaStatus, drain_requested: bool) -> ReplicaView:
-    return ReplicaView(
-        id=replica.id,
-        base_model=replica.base_model,
-        state=replica.state,
+    return view_of(
+        replica,
+        ReplicaView,
         reason=replica.reason or None,
         drain_requested=drain_requested,
-        block_tokens=replica.block_tokens,
-        pages_total=replica.pages_total,
-        pages_free=replica.pages_free,
-        slots=replica.slots,
-        rank_max=replica.rank_max,
-        memory_adapters=replica.memory_adapters,
-        residency_version=replica.residency_version,
-        running_requests=replica.running_requests,
-        waiting_requests=replica.waiting_requests,
-        url=replica.url,
         heartbeat_at=clock.from_ms(replica.heartbeat_ms),
     )

@@ -1,33 +1,13 @@
-"""Wire types of the invoices room. Answers are ``billing.invoices.views``, as far as they fit."""
+"""Wire types of the invoices room. Others are ``billing.invoices.views`` and ``billing.tax``."""
 
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
 
-from billing.invoices.views import (
-    AppliedCredit,
-    CreditDestination,
-    CreditNoteView,
-    DraftDocument,
-    InvoiceEventView,
-    InvoiceLineView,
-    InvoiceView,
-    PaymentView,
-)
-from billing.tax.calculation import TaxLine
-from billing.tax.parties import (
-    PAYMENT_DAYS,
-    Buyer,
-    Country,
-    Email,
-    PaymentDays,
-    PrintedText,
-    Seller,
-    TaxMode,
-    VatId,
-)
+from billing.invoices.views import CreditDestination, DraftDocument, InvoiceView
+from billing.tax.parties import Country
 from billing.tax.rate_table import TaxRateView
 from control_plane.tenants.schemas import Reason
 from core import fields
@@ -35,8 +15,6 @@ from core.fields import about
 
 Cents = Annotated[int, msgspec.Meta(ge=1, le=100_000_000_000)]
 Reference = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern="^[!-~]+(?!\n)$")]
-LegalName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
-AddressLines = Annotated[tuple[PrintedText, ...], msgspec.Meta(max_length=8)]
 TaxName = Annotated[str, msgspec.Meta(min_length=1, max_length=40, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
 RatePpm = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 PlainId = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern="^[a-z0-9_]+(?!\n)$")]
@@ -63,20 +41,6 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
 
     dry_run: Annotated[bool, fields.DRY_RUN]
     invoices: Annotated[Sequence[InvoiceView], about("The invoices that were made.")]
-
-
-class InvoiceWithLines(InvoiceView, frozen=True, kw_only=True):
-    """An invoice with its lines in printing order, and everything that happened to it."""
-
-    seller: Annotated[Seller | None, about("The operator as it was printed; null before its details were set.")]
-    buyer: Annotated[Buyer | None, about("The tenant as it was printed; null before its details were set.")]
-    lines: Annotated[Sequence[InvoiceLineView], fields.LINES]
-    credits: Annotated[Sequence[AppliedCredit], fields.CREDITS]
-    tax_lines: Annotated[Sequence[TaxLine], fields.TAX_LINES]
-    payments: Annotated[Sequence[PaymentView], about("What was paid, oldest first.")]
-    credit_notes: Annotated[Sequence[CreditNoteView], about("The invoice's credit notes, oldest first.")]
-    events: Annotated[Sequence[InvoiceEventView], about("What happened to the invoice, in order.")]
-    sha256: Annotated[str, about("Hash of the document and of all documents before it.")]
 
 
 class Drafts(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,39 +89,6 @@ class CustomerBalance(msgspec.Struct, frozen=True, kw_only=True):
 
     balance_cents: Annotated[int, fields.BALANCE_CENTS]
     currency: Annotated[Literal["usd"], fields.CURRENCY] = "usd"
-
-
-class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tenant's details on later invoices. Omitted fields are empty. A VAT id is checked by its form only."""
-
-    legal_name: Annotated[LegalName, fields.LEGAL_NAME]
-    address: Annotated[AddressLines, fields.POSTAL_ADDRESS] = ()
-    country: Annotated[Country | None, fields.COUNTRY] = None
-    email: Annotated[Email | None, fields.EMAIL] = None
-    vat_id: Annotated[VatId | None, fields.VAT_ID] = None
-    order_number: Annotated[PrintedText | None, fields.ORDER_NUMBER] = None
-
-
-class AdminProfileBody(ProfileBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tenant's details, with an exemption from tax by the date of the invoice (``exempt_until`` is exclusive) and its
-    own days to pay.
-    """
-
-    exempt_from: Annotated[date | None, fields.EXEMPT_FROM] = None
-    exempt_until: Annotated[date | None, fields.EXEMPT_UNTIL] = None
-    payment_days: Annotated[PaymentDays | None, fields.PAYMENT_DAYS] = None
-
-
-class SellerBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The operator's details on later invoices, whether it charges tax by its table of rates, and its terms."""
-
-    legal_name: Annotated[LegalName, fields.LEGAL_NAME]
-    address: Annotated[AddressLines, fields.POSTAL_ADDRESS] = ()
-    country: Annotated[Country | None, fields.COUNTRY] = None
-    vat_id: Annotated[VatId | None, fields.VAT_ID] = None
-    tax: Annotated[TaxMode, fields.TAX] = "none"
-    payment_days: Annotated[PaymentDays, fields.SELLERS_PAYMENT_DAYS] = PAYMENT_DAYS
-    how_to_pay: Annotated[AddressLines, fields.HOW_TO_PAY] = ()
 
 
 class TaxRates(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,30 +2,33 @@
 billing:read, because alerts speak of money; changing takes notifications:write.
 """
 
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated
 
+import msgspec
 from litestar import Controller, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, QueryParameter
 from sqlalchemy import Engine
+from sqlmodel import Session
 
 from billing.notifications import endpoints, replays
-from billing.notifications.views import DeliveryView, EndpointSecret, EndpointView, QueuedAgain
+from billing.notifications.addresses import shown_address
+from billing.notifications.views import DeliveryState, DeliveryView, EndpointSecret, EndpointView, QueuedAgain
+from control_plane.audit.service import audited
 from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
-from control_plane.notifications import service
+from control_plane.notifications.rules import NotificationRules
 from control_plane.notifications.schemas import Confirmation, EndpointPatch, NewEndpoint, ReplaySince
-from control_plane.notifications.service import NotificationRules
-from control_plane.paging import Page, PageCursor, PageLimit
+from control_plane.paging import Page, PageCursor, PageLimit, page_from
+from control_plane.tenants import service as tenants
 from core.db import unit_of_work
 
 _READ = {"scope": "billing:read", "while_suspended": True}
 _WRITE = {"scope": "notifications:write", "while_suspended": True}
 
 OfEndpoint = Annotated[str | None, QueryParameter(max_length=64, description="Only deliveries to this endpoint.")]
-InState = Annotated[
-    Literal["pending", "delivered", "failed"] | None, QueryParameter(description="Only deliveries in this state.")
-]
+InState = Annotated[DeliveryState | None, QueryParameter(description="Only deliveries in this state.")]
 
 
 class NotificationEndpoints(Controller):
@@ -46,13 +49,31 @@ class NotificationEndpoints(Controller):
         replay for an Idempotency-Key has `secret: null`. An e-mail address gets a message with a code, and is active
         once it is confirmed.
         """
-        notification_rules.check(data.kind, data.address, tenant_id=principal.own_tenant_id)
-        return idempotent.run(
-            lambda session: service.create(
-                session, notification_rules, data, tenant_id=principal.own_tenant_id, actor=principal.key_id
-            ),
-            stored=endpoints.without_secret,
-        )
+        tenant_id = principal.own_tenant_id
+        notification_rules.check(data.kind, data.address, tenant_id=tenant_id)
+
+        def create(session: Session) -> EndpointSecret:
+            tenants.lock(session, tenant_id)
+            created = endpoints.create(
+                session,
+                notification_rules.box,
+                tenant_id=tenant_id,
+                kind=data.kind,
+                address=data.address,
+                event_types=data.event_types,
+                endpoints_max=notification_rules.settings.notifications_endpoints_max,
+            )
+            if data.kind == "email":
+                _request_message(session, notification_rules, tenant_id, created.id)
+            details = {
+                "kind": data.kind,
+                "address": shown_address(data.kind, data.address),
+                "event_types": created.event_types,
+            }
+            audited(session, principal, "notification_endpoint.created", created.id, details=details)
+            return created
+
+        return idempotent.run(create, stored=endpoints.without_secret)
 
     @get(sync_to_thread=True, opt=_READ)
     def list_notification_endpoints(
@@ -64,7 +85,8 @@ class NotificationEndpoints(Controller):
     ) -> Page[EndpointView]:
         """List the tenant's endpoints, newest first."""
         with unit_of_work(engine) as session:
-            return service.list_endpoints(session, tenant_id=principal.own_tenant_id, cursor=cursor, limit=limit)
+            read = partial(endpoints.list_endpoints, session, tenant_id=principal.own_tenant_id)
+            return page_from(read, cursor=cursor, limit=limit)
 
     @get("/{endpoint_id:str}", sync_to_thread=True, opt=_READ)
     def get_notification_endpoint(
@@ -91,9 +113,16 @@ class NotificationEndpoints(Controller):
                 found = endpoints.get(session, tenant_id=principal.own_tenant_id, endpoint_id=endpoint_id)
             notification_rules.check(found.kind, found.address, tenant_id=principal.own_tenant_id)
         with unit_of_work(engine) as session:
-            return service.change(
-                session, data, tenant_id=principal.own_tenant_id, endpoint_id=endpoint_id, actor=principal.key_id
+            changed = endpoints.change(
+                session,
+                tenant_id=principal.own_tenant_id,
+                endpoint_id=endpoint_id,
+                event_types=None if data.event_types is msgspec.UNSET else data.event_types,
+                status=None if data.status is msgspec.UNSET else data.status,
             )
+            details = {"status": changed.status, "event_types": changed.event_types}
+            audited(session, principal, "notification_endpoint.changed", endpoint_id, details=details)
+            return changed
 
     @delete("/{endpoint_id:str}", sync_to_thread=True, opt=_WRITE)
     def delete_notification_endpoint(
@@ -101,7 +130,8 @@ class NotificationEndpoints(Controller):
     ) -> None:
         """Delete an endpoint. Messages that wait for it are not sent."""
         with unit_of_work(engine) as session:
-            service.delete(session, tenant_id=principal.own_tenant_id, endpoint_id=endpoint_id, actor=principal.key_id)
+            endpoints.delete(session, tenant_id=principal.own_tenant_id, endpoint_id=endpoint_id)
+            audited(session, principal, "notification_endpoint.deleted", endpoint_id)
 
     @post("/{endpoint_id:str}/confirm", sync_to_thread=True, status_code=200, opt=_WRITE)
     def confirm_notification_endpoint(
@@ -113,17 +143,19 @@ class NotificationEndpoints(Controller):
         notification_rules: NamedDependency[NotificationRules],
     ) -> Response[EndpointView]:
         """Confirm an e-mail address with the code that was sent to it."""
-        return idempotent.run(
-            lambda session: service.confirm(
+
+        def confirm(session: Session) -> EndpointView:
+            confirmed = endpoints.confirm(
                 session,
-                notification_rules,
+                notification_rules.box,
                 tenant_id=principal.own_tenant_id,
                 endpoint_id=endpoint_id,
                 code=data.code,
-                actor=principal.key_id,
-            ),
-            status_code=200,
-        )
+            )
+            audited(session, principal, "notification_endpoint.confirmed", endpoint_id)
+            return confirmed
+
+        return idempotent.run(confirm, status_code=200)
 
     @post("/{endpoint_id:str}/rotate-secret", sync_to_thread=True, status_code=200, opt=_WRITE)
     def rotate_notification_secret(
@@ -136,17 +168,19 @@ class NotificationEndpoints(Controller):
         """Give a webhook a new signing secret, which only this response contains. Until `previous_secret_until`,
         messages have a signature with the old secret too.
         """
-        return idempotent.run(
-            lambda session: service.rotate_secret(
+
+        def rotate(session: Session) -> EndpointSecret:
+            rotated = endpoints.rotate_secret(
                 session,
-                notification_rules,
+                notification_rules.box,
                 tenant_id=principal.own_tenant_id,
                 endpoint_id=endpoint_id,
-                actor=principal.key_id,
-            ),
-            status_code=200,
-            stored=endpoints.without_secret,
-        )
+                overlap_s=notification_rules.settings.notifications_secret_overlap_s,
+            )
+            audited(session, principal, "notification_endpoint.secret_rotated", endpoint_id)
+            return rotated
+
+        return idempotent.run(rotate, status_code=200, stored=endpoints.without_secret)
 
     @post("/{endpoint_id:str}/messages", sync_to_thread=True, opt=_WRITE)
     def send_notification_message(
@@ -157,15 +191,15 @@ class NotificationEndpoints(Controller):
         notification_rules: NamedDependency[NotificationRules],
     ) -> Response[DeliveryView]:
         """Send a test message to an endpoint, or the code once more to an e-mail address that is not confirmed."""
-        return idempotent.run(
-            lambda session: service.send_message(
-                session,
-                notification_rules,
-                tenant_id=principal.own_tenant_id,
-                endpoint_id=endpoint_id,
-                actor=principal.key_id,
-            )
-        )
+
+        def send(session: Session) -> DeliveryView:
+            tenants.lock(session, principal.own_tenant_id)
+            delivery = _request_message(session, notification_rules, principal.own_tenant_id, endpoint_id)
+            details = {"event_type": delivery.event_type}
+            audited(session, principal, "notification_endpoint.message_requested", endpoint_id, details=details)
+            return delivery
+
+        return idempotent.run(send)
 
     @post("/{endpoint_id:str}/replay", sync_to_thread=True, status_code=200, opt=_WRITE)
     def replay_missed_notifications(
@@ -178,16 +212,16 @@ class NotificationEndpoints(Controller):
         """Send every message since an instant again that the endpoint did not get, the oldest first. One call queues at
         most 1,000; `more` says whether to call again.
         """
-        return idempotent.run(
-            lambda session: service.replay_missed(
-                session,
-                tenant_id=principal.own_tenant_id,
-                endpoint_id=endpoint_id,
-                since=data.since,
-                actor=principal.key_id,
-            ),
-            status_code=200,
-        )
+
+        def replay(session: Session) -> QueuedAgain:
+            queued = replays.replay_missed(
+                session, tenant_id=principal.own_tenant_id, endpoint_id=endpoint_id, since=data.since
+            )
+            details = {"since": data.since.isoformat(), "queued": queued.queued}
+            audited(session, principal, "notification_endpoint.messages_replayed", endpoint_id, details=details)
+            return queued
+
+        return idempotent.run(replay, status_code=200)
 
 
 class NotificationDeliveries(Controller):
@@ -208,14 +242,14 @@ class NotificationDeliveries(Controller):
     ) -> Page[DeliveryView]:
         """List the tenant's deliveries, newest first."""
         with unit_of_work(engine) as session:
-            return service.list_deliveries(
+            read = partial(
+                replays.list_deliveries,
                 session,
                 tenant_id=principal.own_tenant_id,
                 endpoint_id=endpoint_id,
                 state=delivery_state,
-                cursor=cursor,
-                limit=limit,
             )
+            return page_from(read, cursor=cursor, limit=limit)
 
     @get("/{delivery_id:str}", sync_to_thread=True, opt=_READ)
     def get_notification_delivery(
@@ -233,9 +267,24 @@ class NotificationDeliveries(Controller):
         principal: NamedDependency[Principal],
     ) -> Response[DeliveryView]:
         """Send one message again, with the id of the first attempt. Its endpoint must be active."""
-        return idempotent.run(
-            lambda session: service.replay(
-                session, tenant_id=principal.own_tenant_id, delivery_id=delivery_id, actor=principal.key_id
-            ),
-            status_code=200,
-        )
+
+        def replay(session: Session) -> DeliveryView:
+            queued = replays.replay(session, tenant_id=principal.own_tenant_id, delivery_id=delivery_id)
+            details = {"delivery": delivery_id}
+            audited(session, principal, "notification_endpoint.message_replayed", queued.endpoint_id, details=details)
+            return queued
+
+        return idempotent.run(replay, status_code=200)
+
+
+def _request_message(session: Session, rules: NotificationRules, tenant_id: str, endpoint_id: str) -> DeliveryView:
+    notification_id = endpoints.request_message(
+        session,
+        tenant_id=tenant_id,
+        endpoint_id=endpoint_id,
+        per_hour_max=rules.settings.notifications_messages_per_hour_max,
+    )
+    (delivery,) = replays.list_deliveries(
+        session, tenant_id=tenant_id, endpoint_id=endpoint_id, notification_id=notification_id, limit=1
+    )
+    return delivery

@@ -5,24 +5,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from billing.notifications.views import EndpointKind, EventTypeName
 from core import fields
 from core.fields import about
 
-EventTypeName = Literal[
-    "spend.threshold_reached",
-    "balance.low",
-    "credit_limit.threshold_reached",
-    "commitment.threshold_reached",
-    "top_up.succeeded",
-    "top_up.failed",
-    "top_up.cap_reached",
-    "invoice.finalized",
-    "invoice.payment_failed",
-    "invoice.payment_action_required",
-    "tenant.suspended",
-    "tenant.restored",
-    "endpoint.disabled",
-]
 EventTypeNames = Annotated[tuple[EventTypeName, ...], msgspec.Meta(max_length=50)]
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
 Code = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -33,7 +19,7 @@ class NewEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     address cannot be changed later.
     """
 
-    kind: Annotated[Literal["email", "webhook"], fields.ENDPOINT_KIND]
+    kind: Annotated[EndpointKind, fields.ENDPOINT_KIND]
     address: Annotated[Address, fields.ENDPOINT_ADDRESS]
     event_types: Annotated[EventTypeNames, fields.EVENT_TYPES] = ()
 

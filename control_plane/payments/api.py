@@ -2,16 +2,20 @@
 webhooks of Stripe.
 """
 
+from functools import partial
 from typing import Annotated, Any
 
+import msgspec
 from litestar import Controller, MediaType, Response, get, post, put
 from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, HeaderParameter, JSONBody, QueryParameter
 from litestar.status_codes import HTTP_202_ACCEPTED
 from sqlalchemy import Engine
+from sqlmodel import Session
 
-from billing.payments import queries
+from billing.payments import event_store, outbox, queries, resuming
+from billing.payments.operations import OpenPortal, OpenSetupPage, OpenTopUpPage
 from billing.payments.views import (
     EventState,
     PaymentAlarmView,
@@ -21,13 +25,16 @@ from billing.payments.views import (
     StripeEventView,
     TopUpView,
 )
+from control_plane.audit.service import audited
 from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
-from control_plane.paging import Page, PageCursor, PageLimit, decode_cursor
-from control_plane.payments import service
+from control_plane.paging import Page, PageCursor, PageLimit, page_from
 from control_plane.payments.schemas import EventReceived, NewPaymentQueue, NewPortal, NewSetup, NewTopUp, QueueDecision
-from control_plane.payments.service import PaymentAccess, PayPage
+from control_plane.payments.service import PaymentAccess, PayPage, pay_page
+from control_plane.tenants import service as tenants
 from core.db import unit_of_work
+from core.errors import Conflict, InvalidRequest
+from core.ids import new_id
 
 _PAGE_AGAIN_S = 3
 _READ = {"scope": "billing:read", "while_suspended": True}
@@ -55,7 +62,8 @@ class OwnPayments(Controller):
         """Open a page of Stripe's that saves a card for later payments. While the answer is 202, the page is not open
         yet: read it at `GET /api/v1/billing/pages/{id}`.
         """
-        return _opened(engine, idempotent, principal, payment_access, data)
+        operation = OpenSetupPage(request_id=new_id("pop"), success_url=data.success_url, cancel_url=data.cancel_url)
+        return _opened(engine, idempotent, principal, payment_access, operation)
 
     @post("/portal", sync_to_thread=True, opt=_WRITE)
     def open_portal(
@@ -67,7 +75,8 @@ class OwnPayments(Controller):
         payment_access: NamedDependency[PaymentAccess],
     ) -> Response[PaymentPageView]:
         """Open a page of Stripe's on which the owner manages cards. Its address works once and for minutes."""
-        return _opened(engine, idempotent, principal, payment_access, data)
+        operation = OpenPortal(request_id=new_id("pop"), return_url=data.return_url)
+        return _opened(engine, idempotent, principal, payment_access, operation)
 
     @post("/top-ups", sync_to_thread=True, opt=_WRITE)
     def open_top_up_page(
@@ -79,7 +88,13 @@ class OwnPayments(Controller):
         payment_access: NamedDependency[PaymentAccess],
     ) -> Response[PaymentPageView]:
         """Open a page of Stripe's that sells credit. The credit is added once Stripe reports the payment."""
-        return _opened(engine, idempotent, principal, payment_access, data)
+        operation = OpenTopUpPage(
+            request_id=new_id("top"),
+            amount_cents=data.amount_cents,
+            success_url=data.success_url,
+            cancel_url=data.cancel_url,
+        )
+        return _opened(engine, idempotent, principal, payment_access, operation)
 
     @get("/top-ups", sync_to_thread=True, opt=_READ)
     def list_top_ups(
@@ -91,9 +106,8 @@ class OwnPayments(Controller):
     ) -> Page[TopUpView]:
         """List the tenant's top-ups, newest first."""
         with unit_of_work(engine) as session:
-            after = decode_cursor(cursor)
-            found = queries.list_top_ups(session, tenant_id=principal.own_tenant_id, after=after, limit=limit + 1)
-        return service.page_of(found, limit)
+            read = partial(queries.list_top_ups, session, tenant_id=principal.own_tenant_id)
+            return page_from(read, cursor=cursor, limit=limit)
 
     @get("/pages/{page_id:str}", sync_to_thread=True, opt=_READ)
     def get_payment_page(
@@ -126,8 +140,7 @@ class AdminPayments(Controller):
     ) -> Page[PaymentQueueView]:
         """List the queues of all tenants, the newest tenant first."""
         with unit_of_work(engine) as session:
-            found = queries.list_queues(session, stopped=stopped, after=decode_cursor(cursor), limit=limit + 1)
-        return service.page_of(found, limit)
+            return page_from(partial(queries.list_queues, session, stopped=stopped), cursor=cursor, limit=limit)
 
     @put("/queues/{tenant_id:str}", sync_to_thread=True)
     def open_payment_queue(
@@ -140,9 +153,21 @@ class AdminPayments(Controller):
     ) -> PaymentQueueView:
         """Create the tenant's customer at Stripe on a test clock, before its first payment. Only with a test key."""
         with unit_of_work(engine) as session:
-            return service.open_on_test_clock(
-                session, payment_access, tenant_id, test_clock=data.test_clock, actor=principal.key_id
-            )
+            payment_access.require()
+            if payment_access.live:
+                raise InvalidRequest("test_clock: a live key has no test clocks; use a test key.", param="test_clock")
+            tenant = tenants.get(session, tenant_id)
+            queue = outbox.open_queue(session, tenant_id, name=tenant.name, test_clock=data.test_clock)
+            if queue.test_clock != data.test_clock:
+                raise Conflict(
+                    "test_clock: the tenant has a customer at Stripe already, and its clock cannot change; use a new "
+                    "tenant.",
+                    code="payment_queue_exists",
+                    param="test_clock",
+                )
+            audited(session, principal, "payment_queue.opened", tenant_id, tenant_id=tenant_id, details=data)
+            session.flush()
+            return queries.get_queue(session, tenant_id)
 
     @get("/queues/{tenant_id:str}/operations", sync_to_thread=True)
     def list_payment_operations(
@@ -154,9 +179,8 @@ class AdminPayments(Controller):
     ) -> Page[PaymentOperationView]:
         """List a tenant's operations at Stripe, newest first. They run one after the other, the oldest first."""
         with unit_of_work(engine) as session:
-            after = decode_cursor(cursor)
-            found = queries.list_operations(session, tenant_id=tenant_id, after=after, limit=limit + 1)
-        return service.page_of(found, limit)
+            read = partial(queries.list_operations, session, tenant_id=tenant_id)
+            return page_from(read, cursor=cursor, limit=limit)
 
     @post("/queues/{tenant_id:str}/resume", sync_to_thread=True, status_code=200)
     def resume_payment_queue(
@@ -169,10 +193,15 @@ class AdminPayments(Controller):
         """Let a stopped queue go on. Its first operation is looked up at Stripe before anything is sent again, or with
         `cancel` it is given up.
         """
-        return idempotent.run(
-            lambda session: service.resume_queue(session, tenant_id, cancel=data.cancel, actor=principal.key_id),
-            status_code=200,
-        )
+
+        def resume(session: Session) -> PaymentQueueView:
+            resuming.resume(session, tenant_id, cancel=data.cancel)
+            action = "payment_queue.operation_cancelled" if data.cancel else "payment_queue.resumed"
+            audited(session, principal, action, tenant_id, tenant_id=tenant_id)
+            session.flush()
+            return queries.get_queue(session, tenant_id)
+
+        return idempotent.run(resume, status_code=200)
 
     @get("/alarms", sync_to_thread=True)
     def list_payment_alarms(
@@ -180,8 +209,7 @@ class AdminPayments(Controller):
     ) -> Page[PaymentAlarmView]:
         """List what somebody has to look at, newest first."""
         with unit_of_work(engine) as session:
-            found = queries.list_alarms(session, after=decode_cursor(cursor), limit=limit + 1)
-        return service.page_of(found, limit)
+            return page_from(partial(queries.list_alarms, session), cursor=cursor, limit=limit)
 
     @post("/alarms/{alarm_id:str}/seen", sync_to_thread=True, status_code=200)
     def mark_payment_alarm_seen(
@@ -191,9 +219,13 @@ class AdminPayments(Controller):
         principal: NamedDependency[Principal],
     ) -> Response[PaymentAlarmView]:
         """Note that somebody has looked at an alarm."""
-        return idempotent.run(
-            lambda session: service.mark_alarm_seen(session, alarm_id, actor=principal.key_id), status_code=200
-        )
+
+        def mark(session: Session) -> PaymentAlarmView:
+            seen = queries.mark_alarm_seen(session, alarm_id)
+            audited(session, principal, "payment_alarm.seen", alarm_id, tenant_id=seen.tenant_id)
+            return seen
+
+        return idempotent.run(mark, status_code=200)
 
     @get("/events", sync_to_thread=True)
     def list_stripe_events(
@@ -205,8 +237,7 @@ class AdminPayments(Controller):
     ) -> Page[StripeEventView]:
         """List Stripe's events, the last to arrive first. `ignored` ones had no effect, and `note` says why."""
         with unit_of_work(engine) as session:
-            found = queries.list_events(session, state=event_state, after=decode_cursor(cursor), limit=limit + 1)
-        return service.page_of(found, limit)
+            return page_from(partial(queries.list_events, session, state=event_state), cursor=cursor, limit=limit)
 
     @post("/events/{event_id:str}/handle", sync_to_thread=True, status_code=200)
     def handle_stripe_event(
@@ -216,9 +247,14 @@ class AdminPayments(Controller):
         principal: NamedDependency[Principal],
     ) -> Response[StripeEventView]:
         """Handle an ignored or failed event again."""
-        return idempotent.run(
-            lambda session: service.handle_again(session, event_id, actor=principal.key_id), status_code=200
-        )
+
+        def handle(session: Session) -> StripeEventView:
+            event_store.handle_again(session, event_id)
+            audited(session, principal, "stripe_event.handled_again", event_id)
+            session.flush()
+            return queries.get_event(session, event_id)
+
+        return idempotent.run(handle, status_code=200)
 
 
 @get("/pay/{token:str}", sync_to_thread=True, include_in_schema=False)
@@ -232,7 +268,7 @@ def pay_invoice(
     shown = (
         PayPage(200, "The invoice is not paid yet. You can pay it at this address, without what follows the ?.")
         if left
-        else service.pay_page(engine, payment_access, token)
+        else pay_page(engine, payment_access, token)
     )
     headers = {"cache-control": "no-store", "referrer-policy": "no-referrer"}
     if shown.url is not None:
@@ -262,7 +298,8 @@ def stripe_webhook(body_bytes_max: int) -> HTTPRouteHandler:
         it again.
         """
         event = payment_access.event_of(raw_body, stripe_signature)
-        return EventReceived(new=service.store_event(engine, event))
+        with unit_of_work(engine) as session:
+            return EventReceived(new=event_store.store(session, [event], source="webhook") == 1)
 
     return receive_stripe_event
 
@@ -272,14 +309,24 @@ def _opened(
     idempotent: IdempotentRequest,
     principal: Principal,
     access: PaymentAccess,
-    data: NewSetup | NewPortal | NewTopUp,
+    operation: OpenSetupPage | OpenPortal | OpenTopUpPage,
 ) -> Response[Any]:
     """The page, once it is open; 202 while it is not. A replay reads the page again."""
     tenant_id = principal.own_tenant_id
-    asked = idempotent.run(
-        lambda session: service.open_page(session, access, data, tenant_id=tenant_id, actor=principal.key_id),
-        replayed=service.stored_page,
-    )
+
+    def open_page(session: Session) -> PaymentPageView:
+        access.require()
+        outbox.open_queue(session, tenant_id, name=tenants.get(session, tenant_id).name)
+        page_id = outbox.enqueue(session, tenant_id, operation)
+        assert page_id is not None, "pages are always queued"
+        details = {"amount_cents": operation.amount_cents} if isinstance(operation, OpenTopUpPage) else None
+        audited(session, principal, "payment_page.opened", page_id, details=details)
+        return queries.get_page(session, tenant_id=tenant_id, page_id=page_id, simulated=access.simulated)
+
+    def stored_page(_session: Session, stored: bytes) -> PaymentPageView:
+        return msgspec.json.decode(stored, type=PaymentPageView)
+
+    asked = idempotent.run(open_page, replayed=stored_page)
     page = access.wait_for_page(engine, tenant_id=tenant_id, page_id=asked.content.id)
     status_code = 202 if page.state == "pending" else 201
     return Response(page, status_code=status_code, headers=dict(asked.headers))

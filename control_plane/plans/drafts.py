@@ -3,6 +3,7 @@ that they were written for, so that no admin overwrites what another one has pub
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import msgspec
 from sqlmodel import Session, col, select
@@ -15,13 +16,14 @@ from control_plane.plans import service
 from control_plane.plans.models import PlanDraft
 from control_plane.plans.schemas import (
     DraftPublication,
+    LimitsBody,
     NewPlanDraft,
     NewPlanVersion,
     PlanDraftView,
     PublishedVersion,
 )
-from core.contracts.grants import Limits
 from core.errors import Conflict, NotFound
+from core.struct_types import view_of
 
 
 def create(
@@ -43,7 +45,7 @@ def create(
     session.add(draft)
     session.flush()
     audit.record(session, actor=actor, action="plan.draft_created", target=plan_id, details={"draft": draft.id})
-    return _view(draft)
+    return view_of(draft, PlanDraftView)
 
 
 def change(
@@ -61,7 +63,7 @@ def change(
     draft.prices = msgspec.to_builtins(new.prices)
     session.add(draft)
     audit.record(session, actor=actor, action="plan.draft_changed", target=plan_id, details={"draft": draft.id})
-    return _view(draft)
+    return view_of(draft, PlanDraftView)
 
 
 def publish(
@@ -81,7 +83,7 @@ def publish(
         session,
         plan_id,
         NewPlanVersion(
-            limits=service.limits_of(draft.limits),
+            limits=msgspec.convert(draft.limits, LimitsBody),
             prices=msgspec.convert(draft.prices, PriceCard),
             effective_from=wanted.effective_from,
             base_version=draft.base_version,
@@ -99,7 +101,8 @@ def list_drafts(session: Session, plan_id: str, *, cursor: str | None, limit: in
     """A plan's drafts, newest first. Raises NotFound."""
     service.get_plan(session, plan_id)
     wanted = select(PlanDraft).where(PlanDraft.plan_id == plan_id)
-    return page_of(session, wanted, col(PlanDraft.id), _view, cursor=cursor, limit=limit)
+    view = partial(view_of, view=PlanDraftView)
+    return page_of(session, wanted, col(PlanDraft.id), view, cursor=cursor, limit=limit)
 
 
 def prices_of(session: Session, plan_id: str, draft_id: str) -> PriceCard:
@@ -123,16 +126,3 @@ def _find(session: Session, plan_id: str, draft_id: str, *, lock: bool = False) 
     if draft is None:
         raise NotFound("Draft not found.", code="draft_not_found")
     return draft
-
-
-def _view(draft: PlanDraft) -> PlanDraftView:
-    return PlanDraftView(
-        id=draft.id,
-        plan_id=draft.plan_id,
-        base_version=draft.base_version,
-        limits=Limits(**draft.limits),
-        prices=msgspec.convert(draft.prices, PriceCard),
-        created_by=draft.created_by,
-        created_at=draft.created_at,
-        published_version_id=draft.published_version_id,
-    )

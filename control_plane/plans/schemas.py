@@ -2,9 +2,9 @@
 exactly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_type_hints
 
 import msgspec
 
@@ -14,63 +14,68 @@ from core.contracts.grants import Limits
 from core.fields import about
 
 Rate = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)]
-Tokens = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)]
 Window = Annotated[int, msgspec.Meta(gt=0, le=16_777_216)]
-Concurrency = Annotated[int, msgspec.Meta(gt=0, le=100_000)]
-AdapterCount = Annotated[int, msgspec.Meta(gt=0, le=100_000)]
-Rank = Annotated[int, msgspec.Meta(gt=0, le=512)]
-PinnedAdapters = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
-AdapterBytes = Annotated[int, msgspec.Meta(gt=0, le=5_000_000_000)]
-SpendNanos = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000_000)]
-Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
-Tier = Annotated[int, msgspec.Meta(ge=0, le=9)]
 VersionNumber = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 DraftId = Annotated[str, msgspec.Meta(pattern=r"^pd_[0-9a-z]{26}(?!\n)$")]
-WithoutQuota = Literal["closed", "slice"]
 PlanName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}(?!\n)$")]
 
 
-class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of a plan in a request. Every number is bounded. All are positive except ``pinned_adapters``, the
-    number of adapters kept in replicas' host memory, and ``tier``, where a smaller tier waits less. ``adapter_bytes``
-    limits one upload.
-    """
+_BOUNDS: Final[Mapping[str, Any]] = {
+    "requests_per_minute": Rate,
+    "tokens_per_minute": Rate,
+    "concurrent_requests": Annotated[int, msgspec.Meta(gt=0, le=100_000)],
+    "kv_pages": Rate,
+    "tokens_per_month": Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)],
+    "context_tokens": Window,
+    "output_tokens": Window,
+    "adapters": Annotated[int, msgspec.Meta(gt=0, le=100_000)],
+    "adapter_rank": Annotated[int, msgspec.Meta(gt=0, le=512)],
+    "adapter_bytes": Annotated[int, msgspec.Meta(gt=0, le=5_000_000_000)],  # of one upload
+    "pinned_adapters": Annotated[int, msgspec.Meta(ge=0, le=100_000)],  # kept in replicas' host memory
+    "input_tokens_per_minute": Rate,
+    "output_tokens_per_minute": Rate,
+    "spend_nanos_per_month": Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000_000)],
+    "weight": Annotated[int, msgspec.Meta(ge=1, le=1000)],
+    "tier": Annotated[int, msgspec.Meta(ge=0, le=9)],
+}
+"""Bounds of the limits in requests. Gateways read limits without bounds, so that a bound may be changed."""
 
-    requests_per_minute: Annotated[Rate, fields.REQUESTS_PER_MINUTE]
-    tokens_per_minute: Annotated[Rate, fields.TOKENS_PER_MINUTE]
-    concurrent_requests: Annotated[Concurrency, fields.CONCURRENT_REQUESTS]
-    kv_pages: Annotated[Rate, fields.KV_PAGES]
-    tokens_per_month: Annotated[Tokens, fields.TOKENS_PER_MONTH]
-    context_tokens: Annotated[Window, fields.CONTEXT_TOKENS]
-    output_tokens: Annotated[Window, fields.OUTPUT_TOKENS]
-    adapters: Annotated[AdapterCount, fields.ADAPTERS]
-    adapter_rank: Annotated[Rank, fields.ADAPTER_RANK]
-    adapter_bytes: Annotated[AdapterBytes, fields.ADAPTER_BYTES]
-    pinned_adapters: Annotated[PinnedAdapters, fields.PINNED_ADAPTERS] = 0
-    input_tokens_per_minute: Annotated[Rate | None, fields.INPUT_TOKENS_PER_MINUTE] = None
-    output_tokens_per_minute: Annotated[Rate | None, fields.OUTPUT_TOKENS_PER_MINUTE] = None
-    spend_nanos_per_month: Annotated[SpendNanos | None, fields.SPEND_NANOS_PER_MONTH] = None
-    count_cached_tokens: Annotated[bool, fields.COUNT_CACHED_TOKENS] = True
-    weight: Annotated[Weight, fields.WEIGHT] = 1
-    tier: Annotated[Tier, fields.TIER] = 1
-    when_quota_is_unavailable: Annotated[WithoutQuota, fields.WHEN_QUOTA_IS_UNAVAILABLE] = "closed"
+
+def bounded(name: str, limits: type[msgspec.Struct], doc: str) -> type[msgspec.Struct]:
+    """The limits of a contract as requests have them: within their bounds, and without other fields."""
+    made: list[Any] = []
+    for field in msgspec.structs.fields(limits):
+        kind = field.type
+        if (bound := _BOUNDS.get(field.name)) is not None:
+            optional = type(None) in get_args(kind.__origin__)
+            kind = Annotated[bound | None if optional else bound, *kind.__metadata__]
+        made.append((field.name, kind) if field.required else (field.name, kind, field.default))
+    return _body(name, made, doc)
+
+
+def change_of(name: str, whole: type[msgspec.Struct], doc: str, *, none: bool = False) -> type[msgspec.Struct]:
+    """The same fields, each of which may be left out, or with ``none`` be null."""
+    made: list[Any] = []
+    for field, kind in get_type_hints(whole, include_extras=True).items():
+        kinds = kind | msgspec.UnsetType | None if none else kind | msgspec.UnsetType
+        made.append((field, Annotated[kinds, kind.__metadata__[-1]], msgspec.UNSET))
+    return _body(name, made, doc)
+
+
+def _body(name: str, made: list[Any], doc: str) -> type[msgspec.Struct]:
+    body = msgspec.defstruct(name, made, frozen=True, kw_only=True, forbid_unknown_fields=True, module=__name__)
+    body.__doc__ = doc
+    return body
 
 
 if TYPE_CHECKING:
-    LimitsChange = LimitsBody
+    LimitsBody = Limits
+    LimitsChange = Limits
     PricesChange = PriceCard
 else:
-
-    def _change_of(name: str, whole: type[msgspec.Struct]) -> type[msgspec.Struct]:
-        """The same fields, each of which may be left out."""
-        hints = get_type_hints(whole, include_extras=True)
-        fields = [(field, hints[field] | msgspec.UnsetType, msgspec.UNSET) for field in whole.__struct_fields__]
-        made = msgspec.defstruct(name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True, module=__name__)
-        made.__doc__ = f"Fields of ``{whole.__name__}`` that change. A list replaces the whole list."
-        return made
-
-    LimitsChange = _change_of("LimitsChange", LimitsBody)
-    PricesChange = _change_of("PricesChange", PriceCard)
+    LimitsBody = bounded("LimitsBody", Limits, "The limits of a plan in a request.")
+    LimitsChange = change_of("LimitsChange", LimitsBody, "Limits that change.")
+    PricesChange = change_of("PricesChange", PriceCard, "Prices that change. A list replaces the whole list.")
 
 
 class NewPlanVersion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

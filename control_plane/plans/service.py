@@ -4,6 +4,8 @@ usage.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -18,7 +20,7 @@ from billing.prices import card as price_card
 from billing.prices import price_book
 from billing.prices.card import PriceCard
 from control_plane.audit import service as audit
-from control_plane.paging import Page, decode_cursor, encode_cursor, page_of
+from control_plane.paging import Page, page_from, page_of
 from control_plane.plans.models import Plan, PlanVersion
 from control_plane.plans.schemas import (
     LimitsBody,
@@ -29,10 +31,10 @@ from control_plane.plans.schemas import (
     PlanView,
     PublishedVersion,
 )
-from core.contracts.grants import Limits
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.periods import EPOCH, aware
+from core.struct_types import view_of
 
 _NUMBER_MAX: Final = 2**31 - 1  # of a Postgres integer
 _SIMULATED_MAX: Final = 100  # tenants in one answer
@@ -85,8 +87,7 @@ def add_version(
     version = _add_version(session, plan, limits, prices, number=number, effective_from=new.effective_from)
     details = {"number": number, "effective_from": version.effective_from.isoformat()}
     audit.record(session, actor=actor, action="plan.version_added", target=plan.id, details=details)
-    view = msgspec.structs.asdict(_version_view(version))
-    return PublishedVersion(**view, general_prices=prices.general_prices(base_models))
+    return view_of(version, PublishedVersion, withdrawn_at=None, general_prices=prices.general_prices(base_models))
 
 
 def _changed(base: PlanVersion, new: NewPlanVersion) -> tuple[LimitsBody, PriceCard]:
@@ -139,11 +140,6 @@ def require_newest(base_version: int | None, newest: int) -> None:
         )
 
 
-def limits_of(stored: dict[str, Any]) -> LimitsBody:  # any limit
-    """Stored limits as a request has them."""
-    return msgspec.convert(stored, LimitsBody)
-
-
 def simulate(
     session: Session, plan_id: str, wanted: NewSimulation, prices: PriceCard, *, base_models: Collection[str]
 ) -> Page[SimulatedTenant]:
@@ -160,17 +156,8 @@ def simulate(
         raise InvalidRequest(
             f"start: one simulation covers at most {_SIMULATED_TIME_MAX.days} days; use a later one.", param="start"
         )
-    found = what_if.simulate(
-        session,
-        plan_id=plan_id,
-        card=prices,
-        start=start,
-        end=end,
-        after=decode_cursor(wanted.cursor) or "",
-        limit=_SIMULATED_MAX + 1,
-    )
-    following = encode_cursor(found[_SIMULATED_MAX - 1].tenant_id) if len(found) > _SIMULATED_MAX else None
-    return Page(data=found[:_SIMULATED_MAX], next_cursor=following)
+    read = partial(what_if.simulate, session, plan_id=plan_id, card=prices, start=start, end=end)
+    return page_from(read, cursor=wanted.cursor, limit=_SIMULATED_MAX, key=attrgetter("tenant_id"))
 
 
 def list_plans(session: Session, *, cursor: str | None, limit: int) -> Page[PlanView]:
@@ -297,24 +284,8 @@ def _no_plan(plan_id: str) -> NotFound:
 
 
 def _version_view(version: PlanVersion, withdrawn_at: datetime | None = None) -> PlanVersionView:
-    return PlanVersionView(
-        id=version.id,
-        number=version.number,
-        limits=Limits(**version.limits),
-        prices=msgspec.convert(version.prices, PriceCard),
-        effective_from=version.effective_from,
-        created_at=version.created_at,
-        withdrawn_at=withdrawn_at,
-    )
+    return view_of(version, PlanVersionView, withdrawn_at=withdrawn_at)
 
 
 def _view(plan: Plan, version: PlanVersion) -> PlanView:
-    return PlanView(
-        id=plan.id,
-        name=plan.name,
-        version=version.number,
-        limits=Limits(**version.limits),
-        prices=msgspec.convert(version.prices, PriceCard),
-        price_version_id=version.price_version_id,
-        created_at=plan.created_at,
-    )
+    return view_of(version, PlanView, id=plan.id, name=plan.name, version=version.number, created_at=plan.created_at)

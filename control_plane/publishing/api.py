@@ -1,14 +1,11 @@
 """Whether every live gateway acts by a change, for callers whose answer said that one did not yet."""
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 from litestar import Controller, get
 from litestar.di import NamedDependency
-from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from litestar.types import Method
 from redis import Redis
 from sqlalchemy import Engine
 
@@ -23,11 +20,6 @@ class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
     gateways: Annotated[int, fields.GATEWAYS]
 
 
-def _operation_id(_handler: HTTPRouteHandler, _method: Method, path: Sequence[object]) -> str:
-    """Administrators and tenants have the route under two paths, and ids are unique."""
-    return "get_change_as_admin" if "admin" in path else "get_change"
-
-
 class Changes(Controller):
     """Changes and their acknowledgement by gateways."""
 
@@ -35,7 +27,7 @@ class Changes(Controller):
     tags = ("changes",)
     opt = {"scope": None, "while_suspended": True}  # noqa: RUF012 - Litestar's own attribute, copied by it
 
-    @get("/{change_id:int}", sync_to_thread=True, operation_id=_operation_id)
+    @get("/{change_id:int}", sync_to_thread=True)
     def get_change(
         self, change_id: FromPath[int], engine: NamedDependency[Engine], redis: NamedDependency[Redis]
     ) -> ChangeView:

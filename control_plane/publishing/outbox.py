@@ -6,12 +6,17 @@ A row names a field of a snapshot, not its value. The relay reads the current va
 from collections.abc import Sequence
 
 import sqlalchemy as sa
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session
 
 from control_plane.publishing import request_changes
 from control_plane.publishing.models import OutboxChange
 from core import clock
 from core.contracts.snapshots import SnapshotKind
+from core.db import unit_of_work
+
+_AGE = sa.text("SELECT coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0) FROM outbox")
 
 
 def publish_change(session: Session, kind: SnapshotKind, field: str) -> OutboxChange:
@@ -36,3 +41,13 @@ def _add(session: Session, change: OutboxChange) -> OutboxChange:
     session.add(change)
     request_changes.note(change)
     return change
+
+
+def outbox_age_s(engine: sa.Engine) -> float:
+    """Seconds since the oldest unpublished change was made; 0 without one, NaN while Postgres does not answer."""
+    try:
+        with unit_of_work(engine) as session:
+            return max(0.0, float(session.connection().execute(_AGE).scalar_one()))
+    except SQLAlchemyError as error:
+        structlog.get_logger().warning("age of the outbox unknown", error=repr(error))
+        return float("nan")

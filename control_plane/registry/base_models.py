@@ -19,6 +19,7 @@ from control_plane.registry.schemas import BaseModelView, NewBaseModel
 from core import clock
 from core.contracts.routes import BaseModelRoute
 from core.errors import Conflict, InvalidRequest, NotFound
+from core.struct_types import view_of
 
 _SHOWN_MAX: Final = 20
 
@@ -203,12 +204,4 @@ def _require_valid_ranks(new: NewBaseModel) -> None:
 
 
 def _view(session: Session, row: BaseModel) -> BaseModelView:
-    return BaseModelView(
-        id=row.id,
-        hub_name=row.hub_name,
-        names=base_model_names.names_of(session, [row.id])[row.id],
-        context_tokens=row.context_tokens,
-        vocab_size=row.vocab_size,
-        tokenizer_sha256=row.tokenizer_sha256,
-        created_at=row.created_at,
-    )
+    return view_of(row, BaseModelView, names=base_model_names.names_of(session, [row.id])[row.id])

@@ -1,24 +1,11 @@
 """Wire types of the tenants room."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from control_plane.plans.schemas import (
-    AdapterBytes,
-    AdapterCount,
-    Concurrency,
-    PinnedAdapters,
-    Rank,
-    Rate,
-    SpendNanos,
-    Tier,
-    Tokens,
-    Weight,
-    Window,
-    WithoutQuota,
-)
+from control_plane.plans.schemas import LimitsBody, change_of
 from control_plane.tenants.limit_overrides import OverrideTerms
 from core import fields
 from core.contracts.grants import Limits
@@ -37,32 +24,14 @@ class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     plan: Annotated[PlanIdOrName, fields.PLAN]
 
 
-class LimitsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Single limits that replace the plan's, within the bounds of plans. Null restores the plan's limit (RFC 7396)."""
-
-    requests_per_minute: Annotated[Rate | msgspec.UnsetType | None, fields.REQUESTS_PER_MINUTE] = msgspec.UNSET
-    tokens_per_minute: Annotated[Rate | msgspec.UnsetType | None, fields.TOKENS_PER_MINUTE] = msgspec.UNSET
-    concurrent_requests: Annotated[Concurrency | msgspec.UnsetType | None, fields.CONCURRENT_REQUESTS] = msgspec.UNSET
-    kv_pages: Annotated[Rate | msgspec.UnsetType | None, fields.KV_PAGES] = msgspec.UNSET
-    tokens_per_month: Annotated[Tokens | msgspec.UnsetType | None, fields.TOKENS_PER_MONTH] = msgspec.UNSET
-    context_tokens: Annotated[Window | msgspec.UnsetType | None, fields.CONTEXT_TOKENS] = msgspec.UNSET
-    output_tokens: Annotated[Window | msgspec.UnsetType | None, fields.OUTPUT_TOKENS] = msgspec.UNSET
-    adapters: Annotated[AdapterCount | msgspec.UnsetType | None, fields.ADAPTERS] = msgspec.UNSET
-    adapter_rank: Annotated[Rank | msgspec.UnsetType | None, fields.ADAPTER_RANK] = msgspec.UNSET
-    adapter_bytes: Annotated[AdapterBytes | msgspec.UnsetType | None, fields.ADAPTER_BYTES] = msgspec.UNSET
-    pinned_adapters: Annotated[PinnedAdapters | msgspec.UnsetType | None, fields.PINNED_ADAPTERS] = msgspec.UNSET
-    input_tokens_per_minute: Annotated[Rate | msgspec.UnsetType | None, fields.INPUT_TOKENS_PER_MINUTE] = msgspec.UNSET
-    output_tokens_per_minute: Annotated[Rate | msgspec.UnsetType | None, fields.OUTPUT_TOKENS_PER_MINUTE] = (
-        msgspec.UNSET
-    )
-    spend_nanos_per_month: Annotated[SpendNanos | msgspec.UnsetType | None, fields.SPEND_NANOS_PER_MONTH] = (
-        msgspec.UNSET
-    )
-    count_cached_tokens: Annotated[bool | msgspec.UnsetType | None, fields.COUNT_CACHED_TOKENS] = msgspec.UNSET
-    weight: Annotated[Weight | msgspec.UnsetType | None, fields.WEIGHT] = msgspec.UNSET
-    tier: Annotated[Tier | msgspec.UnsetType | None, fields.TIER] = msgspec.UNSET
-    when_quota_is_unavailable: Annotated[WithoutQuota | msgspec.UnsetType | None, fields.WHEN_QUOTA_IS_UNAVAILABLE] = (
-        msgspec.UNSET
+if TYPE_CHECKING:
+    LimitsPatch = Limits
+else:
+    LimitsPatch = change_of(
+        "LimitsPatch",
+        LimitsBody,
+        "Single limits that replace the plan's. Null restores the plan's limit (RFC 7396).",
+        none=True,
     )
 
 

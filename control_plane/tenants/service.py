@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
-from typing import Final, Literal, cast
+from typing import Final, Literal
 
 import msgspec
 from sqlmodel import Session, col, select
@@ -21,11 +21,12 @@ from control_plane.publishing.outbox import publish_bulk, publish_change
 from control_plane.tenants import limit_overrides
 from control_plane.tenants.limit_overrides import OverrideTerms
 from control_plane.tenants.models import Tenant
-from control_plane.tenants.schemas import NewTenant, TenantPatch, TenantStatus, TenantView
+from control_plane.tenants.schemas import NewTenant, TenantPatch, TenantView
 from core.contracts.grants import Limits, TenantGrant
 from core.db import among, database_now
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.periods import aware
+from core.struct_types import view_of
 
 Status = Literal["active", "suspended"]
 _READ_AT_ONCE: Final = 1000
@@ -289,14 +290,11 @@ def _grant(
 def _view(tenant: Tenant, plan: PlanView, now: datetime) -> TenantView:
     terms = limit_overrides.terms_of(tenant)
     own = limit_overrides.holding(tenant.limit_overrides, terms, now)
-    return TenantView(
-        id=tenant.id,
-        name=tenant.name,
+    return view_of(
+        tenant,
+        TenantView,
         plan=plan.name,
-        plan_id=plan.id,
-        status=cast("TenantStatus", tenant.status),
         limits=msgspec.structs.replace(plan.limits, **own),
         limit_overrides=own,
         limit_override_terms={name: each for name, each in terms.items() if name in own},
-        created_at=tenant.created_at,
     )

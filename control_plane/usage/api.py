@@ -1,7 +1,8 @@
 """A tenant's routes over its usage and its quota, and an admin's over a tenant's usage."""
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Final, cast
 
 from litestar import Controller, get
 from litestar.di import NamedDependency
@@ -14,11 +15,15 @@ from control_plane.auth.authenticate import Principal
 from control_plane.registry.adapters import service as adapters
 from control_plane.settings import WebSettings
 from control_plane.tenants import service as tenants
-from control_plane.usage import quota, service
-from control_plane.usage.schemas import QuotaView, UsageView
-from core import clock
+from control_plane.usage import service
+from control_plane.usage.schemas import QuotaHeld, QuotaUsed, QuotaView, UsageView
+from core import clock, redis_keys
+from core.contracts.grants import Limits
 from core.db import unit_of_work
 from core.periods import Bucket
+from core.quota_state import FIELDS, HELD_FIELDS, LevelState, read_level, without_expired
+
+EXPIRED_MAX: Final = 1000  # expired leases that no gateway has swept yet; gateways sweep within seconds
 
 
 class OwnQuota(Controller):
@@ -40,7 +45,7 @@ class OwnQuota(Controller):
         with unit_of_work(engine) as session:
             limits = tenants.get(session, tenant_id).limits
             kept = adapters.count(session, tenant_id)
-        return quota.read(redis, tenant_id, limits=limits, adapters=kept)
+        return read_quota(redis, tenant_id, limits=limits, adapters=kept)
 
 
 _Start = Annotated[datetime | None, QueryParameter(description="Start, inclusive. Default: one day before `end`.")]
@@ -118,3 +123,47 @@ class TenantUsage(Controller):
                 time_zone=time_zone,
                 days_max=web.usage_days_max,
             )
+
+
+def read_quota(redis: Redis, tenant_id: str, *, limits: Limits, adapters: int) -> QuotaView:
+    """The quota now, by Redis's clock, which the gateways' scripts use too. Fails closed: without Redis it raises."""
+    seconds, micros = redis.time()
+    leases = redis_keys.tenant_leases(tenant_id)
+    now_ms = seconds * 1000 + micros // 1000
+    expired = cast("list[bytes]", redis.zrange(leases, "-inf", now_ms, byscore=True, offset=0, num=EXPIRED_MAX))
+    with redis.pipeline(transaction=True) as pipe:
+        pipe.hmget(redis_keys.tenant_quota(tenant_id), list(FIELDS))
+        for request_id in expired:
+            pipe.hmget(redis_keys.reservation(tenant_id, request_id.decode()), list(HELD_FIELDS))
+        stored, *held = cast("list[Sequence[bytes | None]]", pipe.execute())
+    level = read_level(stored, now_us=seconds * 1_000_000 + micros)
+    return quota_view(without_expired(level, held), limits=limits, adapters=adapters)
+
+
+def quota_view(level: LevelState, *, limits: Limits, adapters: int) -> QuotaView:
+    """The response for a tenant's quota state. Pure."""
+    by_rate = {
+        "requests": limits.requests_per_minute,
+        "tokens": limits.tokens_per_minute,
+        "input": limits.input_tokens_per_minute,
+        "output": limits.output_tokens_per_minute,
+    }
+    used = {rate: 0 if limit is None else level.used_of(rate, limit) for rate, limit in by_rate.items()}
+    return QuotaView(
+        limits=limits,
+        used=QuotaUsed(
+            requests_per_minute=used["requests"],
+            tokens_per_minute=used["tokens"],
+            input_tokens_per_minute=used["input"],
+            output_tokens_per_minute=used["output"],
+            tokens_per_month=level.tokens_this_month,
+            spend_nanos_per_month=level.spent_this_month_nanos,
+            adapters=adapters,
+        ),
+        held=QuotaHeld(
+            concurrent_requests=level.concurrent_requests,
+            kv_pages=level.kv_pages,
+            tokens=level.tokens_held,
+            spend_nanos=level.spend_held_nanos,
+        ),
+    )

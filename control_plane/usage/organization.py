@@ -27,7 +27,8 @@ from control_plane.usage.page_cursor import decode_position, encode_position
 from core import clock
 from core.db import unit_of_work
 from core.errors import InvalidRequest
-from core.periods import BUCKET_LENGTH, Bucket, Period, bucket_start
+from core.periods import BUCKET_LENGTH, YEAR_FIRST, YEAR_LAST, Bucket, Period, bucket_start
+from core.struct_types import view_of
 
 T = TypeVar("T")
 
@@ -35,8 +36,6 @@ USAGE_LIMITS: Final[dict[Bucket, tuple[int, int]]] = {"1m": (60, 1440), "1h": (2
 COST_LIMITS: Final[dict[Bucket, tuple[int, int]]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 180)}
 """Buckets of a page by default and at most, by width, as OpenAI has them."""
 
-_FIRST_YEAR: Final = 2000
-_LAST_YEAR: Final = 9000
 _KINDS: Final = ("uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds")
 _USAGE_COLUMNS: Final = (
     "start_time", "end_time", "model", "project_id", "api_key_id", "num_model_requests", "input_tokens",
@@ -201,9 +200,9 @@ def _limit(request: ReportRequest, limit: int | None) -> int:
 
 
 def _instant(unix_s: int, param: str) -> datetime:
-    if not _year_start(_FIRST_YEAR) <= unix_s < _year_start(_LAST_YEAR):
+    if not _year_start(YEAR_FIRST) <= unix_s < _year_start(YEAR_LAST):
         raise InvalidRequest(
-            f"{param}: write Unix seconds of a year from {_FIRST_YEAR} to {_LAST_YEAR - 1}, not milliseconds.",
+            f"{param}: write Unix seconds of a year from {YEAR_FIRST} to {YEAR_LAST - 1}, not milliseconds.",
             param=param,
         )
     return clock.from_ms(unix_s * 1000)
@@ -222,20 +221,12 @@ def _buckets(period: Period, width: Bucket) -> Iterator[Period]:
 
 
 def _usage(group: UsageGroup) -> CompletionsUsage:
-    return CompletionsUsage(
-        input_tokens=group.input_tokens,
-        output_tokens=group.output_tokens,
+    return view_of(
+        group,
+        CompletionsUsage,
         input_cached_tokens=group.cached_tokens,
         input_uncached_tokens=group.input_tokens - group.cached_tokens,
         num_model_requests=group.requests,
-        aborted_prefill_tokens=group.aborted_prefill_tokens,
-        kv_page_ms=group.kv_page_ms,
-        amount_nanos=group.amount_nanos,
-        cached_savings_nanos=group.cached_savings_nanos,
-        model=group.model,
-        project_id=group.project_id,
-        api_key_id=group.api_key_id,
-        service_tier=group.service_tier,
     )
 
 

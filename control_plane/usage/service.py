@@ -1,7 +1,6 @@
 """Reports a tenant's usage in buckets, as billing recorded it, and adds the names of adapters."""
 
 from datetime import datetime, timedelta
-from typing import Final
 from zoneinfo import available_timezones
 
 from sqlmodel import Session
@@ -11,10 +10,8 @@ from billing.usage.views import GroupBy, UsageBucket
 from control_plane.registry.adapters import service as adapters
 from control_plane.usage.schemas import UsageRow, UsageView
 from core.errors import InvalidRequest
-from core.periods import Bucket
-
-_FIRST_YEAR: Final = 2000
-_LAST_YEAR: Final = 9000
+from core.periods import YEAR_FIRST, YEAR_LAST, Bucket
+from core.struct_types import view_of
 
 
 def report(
@@ -60,26 +57,17 @@ def report(
 def _require_instant(instant: datetime, param: str) -> None:
     if instant.tzinfo is None:
         raise InvalidRequest(f"{param}: add a UTC offset, as in 2026-01-01T00:00:00Z.", param=param)
-    if not _FIRST_YEAR <= instant.year <= _LAST_YEAR:
-        raise InvalidRequest(f"{param}: use a year from {_FIRST_YEAR} to {_LAST_YEAR}.", param=param)
+    if not YEAR_FIRST <= instant.year <= YEAR_LAST:
+        raise InvalidRequest(f"{param}: use a year from {YEAR_FIRST} to {YEAR_LAST}.", param=param)
 
 
 def _row(bucket: UsageBucket, group_by: GroupBy | None, names: dict[str, str]) -> UsageRow:
     by_adapter = group_by in ("adapter", "revision")
-    return UsageRow(
-        start=bucket.start,
-        requests=bucket.requests,
-        estimated_requests=bucket.estimated_requests,
-        input_tokens=bucket.input_tokens,
-        cached_tokens=bucket.cached_tokens,
-        aborted_prefill_tokens=bucket.aborted_prefill_tokens,
-        output_tokens=bucket.output_tokens,
+    return view_of(
+        bucket,
+        UsageRow,
         kv_page_seconds=bucket.kv_page_ms / 1000,
-        amount_nanos=bucket.amount_nanos,
         adapter_id=(bucket.adapter_id or "") if by_adapter else None,
         adapter=names.get(bucket.adapter_id or "") if by_adapter else None,
-        base_model=bucket.base_model,
-        key_id=bucket.key_id,
         revision=(bucket.revision_id or "") if group_by == "revision" else None,
-        service=bucket.service,
     )

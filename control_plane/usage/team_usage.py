@@ -1,8 +1,7 @@
 """A tenant's usage of one UTC day, by model and adapter, with what the prefix cache saved."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final
 
 import msgspec
 from sqlalchemy import Engine
@@ -14,10 +13,8 @@ from control_plane.usage.organization_schemas import TeamUsageDay, TeamUsageRow,
 from control_plane.usage.page_cursor import decode_position, encode_position
 from core.db import unit_of_work
 from core.errors import InvalidRequest, NotFound
-from core.periods import Period
-
-_FIRST_YEAR: Final = 2000
-_LAST_YEAR: Final = 9000
+from core.periods import YEAR_FIRST, YEAR_LAST, Period
+from core.struct_types import view_of
 
 
 def read_day(
@@ -26,8 +23,8 @@ def read_day(
     """The usage of a day. Raises NotFound for another tenant's id, and InvalidRequest."""
     if team_id not in (None, tenant_id):
         raise NotFound("Team not found.", code="team_not_found", param="team_id")
-    if not _FIRST_YEAR <= day.year <= _LAST_YEAR:
-        raise InvalidRequest(f"date: use a year from {_FIRST_YEAR} to {_LAST_YEAR}.", param="date")
+    if not YEAR_FIRST <= day.year <= YEAR_LAST:
+        raise InvalidRequest(f"date: use a year from {YEAR_FIRST} to {YEAR_LAST}.", param="date")
     start = datetime.combine(day, time.min, tzinfo=UTC)
     period = Period(start, start + timedelta(days=1))
     query = BucketQuery(tenant_id=tenant_id, period=period, width="1d", group_by=("model", "project_id"))
@@ -52,10 +49,10 @@ def read_day(
     )
 
 
-def _sums(groups: Iterable[UsageGroup]) -> TeamUsageSums:
+def _sums(groups: Sequence[UsageGroup]) -> TeamUsageSums:
     """The sums of no group or one."""
     for group in groups:
-        return TeamUsageSums(**_figures(group))
+        return view_of(group, TeamUsageSums, **_dollars(group))
     return TeamUsageSums(
         requests=0, input_tokens=0, cached_tokens=0, output_tokens=0, kv_page_ms=0, amount_nanos=0,
         amount_usd=dollar_text(0), cached_savings_nanos=0, cached_savings_usd=dollar_text(0),
@@ -63,25 +60,12 @@ def _sums(groups: Iterable[UsageGroup]) -> TeamUsageSums:
 
 
 def _row(group: UsageGroup, names: dict[str, str]) -> TeamUsageRow:
-    assert group.model is not None, "grouped by model"
-    assert group.project_id is not None, "grouped by adapter"
-    return TeamUsageRow(
-        base_model=group.model,
-        adapter_id=group.project_id,
-        adapter=names.get(group.project_id),
-        **_figures(group),
-    )
+    named = {"base_model": group.model, "adapter_id": group.project_id, "adapter": names.get(group.project_id or "")}
+    return view_of(group, TeamUsageRow, **named, **_dollars(group))
 
 
-def _figures(group: UsageGroup) -> dict[str, Any]:  # integers and text
+def _dollars(group: UsageGroup) -> dict[str, str]:
     return {
-        "requests": group.requests,
-        "input_tokens": group.input_tokens,
-        "cached_tokens": group.cached_tokens,
-        "output_tokens": group.output_tokens,
-        "kv_page_ms": group.kv_page_ms,
-        "amount_nanos": group.amount_nanos,
         "amount_usd": dollar_text(group.amount_nanos),
-        "cached_savings_nanos": group.cached_savings_nanos,
         "cached_savings_usd": dollar_text(group.cached_savings_nanos),
     }

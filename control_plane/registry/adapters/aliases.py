@@ -21,6 +21,7 @@ from control_plane.settings import WebSettings
 from core import clock
 from core.contracts.routes import PROD, PrefetchHint
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from core.struct_types import view_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,11 +213,4 @@ def _only(weights: Mapping[str, int]) -> str | None:
 
 
 def _view(row: Alias, name: str) -> AliasView:
-    return AliasView(
-        name=row.name,
-        adapter=name,
-        model=f"{name}:{row.name}",
-        revision=_only(row.weights),
-        weights=row.weights,
-        updated_at=row.updated_at,
-    )
+    return view_of(row, AliasView, adapter=name, model=f"{name}:{row.name}", revision=_only(row.weights))

@@ -23,6 +23,7 @@ from core import clock
 from core.contracts.routes import PROD, AdapterRoute, RevisionRoute
 from core.db import database_now
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from core.struct_types import view_of
 
 _Aliases = dict[str, dict[str, int]] | None
 
@@ -241,17 +242,14 @@ def _revision_route(session: Session, adapter: Adapter, revision: Revision) -> R
 def _view(session: Session, row: Adapter) -> AdapterView:
     newest = _newest_ready(session, row)
     prod = session.get(Alias, (row.id, PROD))
-    return AdapterView(
-        id=row.id,
-        name=row.name,
-        base_model=row.base_model,
+    return view_of(
+        row,
+        AdapterView,
         revision=newest.id if newest else None,
         newest_ready=newest.id if newest else None,
         serves=_only(prod.weights) if prod else newest.id if newest else None,
         rank=newest.rank if newest else None,
         rank_class=newest.rank_class if newest else None,
-        pinned=row.pinned,
-        created_at=row.created_at,
     )
 
 

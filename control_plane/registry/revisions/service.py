@@ -5,8 +5,6 @@ This module makes no S3 call: signing a URL needs none, and ``uploads`` has chec
 completed.
 """
 
-from typing import cast
-
 from sqlalchemy import func, update
 from sqlmodel import Session, col, select
 
@@ -18,11 +16,12 @@ from control_plane.registry.adapters import service as adapters
 from control_plane.registry.models import Adapter, Revision, UploadFile
 from control_plane.registry.revisions import upload_rules
 from control_plane.registry.revisions.upload_rules import FileUpload
-from control_plane.registry.schemas import NewRevision, ReportView, RevisionView, Status
+from control_plane.registry.schemas import NewRevision, ReportView, RevisionView
 from control_plane.settings import WebSettings
 from control_plane.tenants import service as tenants
 from core import clock
 from core.errors import Conflict, Forbidden, NotFound
+from core.struct_types import view_of
 
 
 def announce_revision(
@@ -152,19 +151,13 @@ def _require_below_limits(settings: WebSettings, session: Session, adapter: Adap
 
 def _view(row: Revision, name: str) -> RevisionView:
     checked = row.checked_digest is not None
-    return RevisionView(
-        id=row.id,
+    return view_of(
+        row,
+        RevisionView,
         adapter=name,
-        status=cast("Status", row.status),
         stage=("canary" if checked else "checking") if row.status == "validating" else None,
-        rank=row.rank,
-        rank_class=row.rank_class,
         sha256=row.digest,
-        size_bytes=row.size_bytes,
         report=_report(row),
-        created_at=row.created_at,
-        completed_at=row.completed_at,
-        decided_at=row.decided_at,
     )
 
 

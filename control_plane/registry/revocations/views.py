@@ -14,6 +14,7 @@ from core import clock, fields
 from core.contracts.replicas import ReplicaStatus
 from core.errors import NotFound
 from core.fields import about
+from core.struct_types import view_of
 
 State = Literal["stopping", "draining", "unloaded", "quarantined", "removed", "lifted"]
 
@@ -97,24 +98,17 @@ def view(
     for admins: they may see files that another adapter needs too.
     """
     adapter = session.get_one(Adapter, row.adapter_id)
-    return RevocationView(
-        id=row.id,
-        tenant_id=row.tenant_id,
-        adapter_id=row.adapter_id,
+    return view_of(
+        row,
+        RevocationView,
         adapter=adapter.name,
         base_model=adapter.base_model,
-        reason="deleted" if row.reason == "deleted" else "suspended",
         state=state_of(row),
-        engine_names=row.engine_names,
         receipts=[
             _receipt(row.receipts[replica], include_shared_files=include_shared_files)
             for replica in sorted(row.receipts)
         ],
         awaited_replicas=None if alive is None else _awaited(row, adapter.base_model, alive),
-        created_at=row.created_at,
-        unloaded_at=row.unloaded_at,
-        removed_at=row.removed_at,
-        lifted_at=row.lifted_at,
     )
 
 

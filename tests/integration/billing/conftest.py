@@ -104,7 +104,7 @@ class Stage:
 
     def invoice(self, invoice_id: str, tenant_id: str | None = None):
         with unit_of_work(self.engine) as session:
-            return queries.get_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
+            return queries.read_document(session, invoice_id, tenant_id=tenant_id)
 
     def count_on_engine(self, tenant_id: str, *, boot: str = "boot_1", hour: datetime | None = None, **counts) -> None:
         """What an engine has counted of a tenant's requests whose ids were made in this hour."""

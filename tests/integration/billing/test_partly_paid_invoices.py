@@ -22,7 +22,7 @@ def pay_open(payments, tenant: str) -> None:
 
 
 def assert_settled(collected, tenant: str, invoice) -> None:
-    assert collected.stage.invoice(invoice.id).invoice.status == "paid"
+    assert collected.stage.invoice(invoice.id).status == "paid"
     assert collected.balance("receivable", tenant) == 0
     assert collected.payments.stopped(tenant) is None
 

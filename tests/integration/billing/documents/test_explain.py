@@ -29,7 +29,7 @@ def explained(stage, invoice_id: str, *, limit: int = 2) -> dict:
         for line in detail.lines:
             if line.kind not in QUANTITIES:
                 continue
-            reader, requests, after = LineReader(session, detail.invoice, line), [], None
+            reader, requests, after = LineReader(session, detail, line), [], None
             while True:
                 page = reader.read(after, limit=limit)
                 assert len(page.requests) <= limit

@@ -10,6 +10,7 @@ import pytest
 
 from billing import ledger
 from billing.invoices import queries
+from billing.invoices.views import InvoiceView
 from billing.invoicing import closing
 from billing.ledger import AccountRef
 from billing.prices import price_book
@@ -18,8 +19,9 @@ from billing.subscriptions.billed_until import advance_billed_until, lock_billed
 from core import clock
 from core.contracts.grants import Prices
 from core.db import unit_of_work
-from core.errors import InvalidRequest
+from core.errors import InvalidRequest, NotFound
 from core.money import cents_to_nanos, round_to_cents
+from core.struct_types import view_of
 from tests.conftest import wait_until
 
 DEAR = Prices(input_nanos=150_000, cached_input_nanos=75_003, output_nanos=600_007, kv_page_second_nanos=1_000_001)
@@ -42,7 +44,7 @@ def test_an_invoice_lists_every_quantity_by_model_and_adds_up_to_the_records(sta
     until = stage.now()
     (closed,) = stage.close(until)
     detail = stage.invoice(closed.id)
-    assert detail.invoice == closed
+    assert view_of(detail, InvoiceView) == closed
     assert closed.number == "TNR-000001"
     assert (closed.status, closed.currency, closed.period_end) == ("open", "usd", until)
     assert closed.period_start == stage.value("SELECT min(settled_at) FROM usage_records")
@@ -301,5 +303,6 @@ def test_a_tenant_sees_its_own_invoices_only(stage):
         paged = queries.list_invoices(session, tenant_id=None, limit=4)
         paged += queries.list_invoices(session, tenant_id=None, limit=4, after=paged[-1].id)
         assert paged == everyones
-        assert queries.get_invoice(session, invoice_id=mine[0].id, tenant_id=other) is None
-        assert queries.get_invoice(session, invoice_id="inv_absent", tenant_id=None) is None
+        for invoice_id, tenant_id in ((mine[0].id, other), ("inv_absent", None)):
+            with pytest.raises(NotFound):
+                queries.read_document(session, invoice_id, tenant_id=tenant_id)

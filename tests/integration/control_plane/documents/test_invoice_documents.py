@@ -134,7 +134,7 @@ def test_the_csv_of_an_invoice_has_every_line_and_no_formula(api, base, bill, en
 
 def queries_of(engine, invoice_id: str):
     with unit_of_work(engine) as session:
-        return queries.get_invoice(session, invoice_id=invoice_id, tenant_id=None)
+        return queries.read_document(session, invoice_id)
 
 
 @pytest.mark.scenario(114)

@@ -9,7 +9,7 @@ from billing.invoicing.closing import close_tenant
 from billing.limits.spending_runner import SpendingRunner
 from billing.usage.metering import ActiveTenants
 from control_plane.dollars import with_dollars
-from control_plane.limits.changed_ceilings import ChangedCeilings
+from control_plane.worker import publish_changed_ceilings
 from core import redis_keys
 from core.contracts.grants import TenantGrant
 
@@ -67,7 +67,7 @@ def test_what_billing_changes_is_published_by_the_worker(api, engine, published)
     with engine.begin() as connection:
         connection.exec_driver_sql("SELECT pg_sleep_until(%s)", (ends,))
     SpendingRunner(engine, ActiveTenants(), invoice_now=partial(close_tenant, engine)).run_once()
-    ChangedCeilings(engine).run_once()
+    publish_changed_ceilings(engine)
     assert published(tenant).spend_ceiling_nanos == 0
 
 

@@ -4,7 +4,7 @@ import math
 
 from prometheus_client import REGISTRY
 
-from control_plane.publishing.outbox_age import outbox_age_s
+from control_plane.publishing.outbox import outbox_age_s
 from core import db
 from core.settings import PostgresSettings
 from tests.fixtures.control_plane.api import running_api

@@ -90,7 +90,9 @@ def test_what_happens_to_an_invoice_later_does_not_change_its_document(typefaces
     made = document(payments=(), credit_notes=(), events=())
     changed = msgspec.structs.replace(
         document(payments=document().payments[1:]),
-        invoice=msgspec.structs.replace(document().invoice, status="void", amount_due_cents=0, credited_cents=76),
+        status="void",
+        amount_due_cents=0,
+        credited_cents=76,
     )
     assert render(printed_invoice(changed, lines_max=FULL), typefaces) == render(
         printed_invoice(made, lines_max=FULL), typefaces
@@ -226,7 +228,7 @@ def test_lines_are_described_in_words(typefaces):
         invoice_pdf(
             typefaces,
             line(1, tier=2, base_model=None, adapter_id=None),
-            line(2, late_for=document().invoice.period_start, rank_class=16),
+            line(2, late_for=document().period_start, rank_class=16),
             line(3, kind="discount", amount_cents=-1, base_model=None, adapter_id=None, unit="amount"),
         ),
         "Generated tokens, all models, tier 2", "rank class 16, used in 2026-10, recorded late", "Discount",

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from control_plane.usage.quota import view
+from control_plane.usage.api import quota_view
 from core.contracts.grants import Limits
 from core.quota_state import FIELDS, read_level
 from tests.fixtures.control_plane.api import LIMITS
@@ -15,7 +15,7 @@ NOW_US = int(datetime(2026, 3, 5, tzinfo=UTC).timestamp()) * 1_000_000
 
 def seen(limits: Limits = LIMIT, **fields: bytes):
     level = read_level([fields.get(name) for name in FIELDS], now_us=NOW_US)
-    return view(level, limits=limits, adapters=0)
+    return quota_view(level, limits=limits, adapters=0)
 
 
 def test_a_tenant_that_never_called_has_used_and_holds_nothing():

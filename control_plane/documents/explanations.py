@@ -1,19 +1,15 @@
-"""An invoice's lines in pages, as a file, and explained down to its requests. ``billing.documents`` does the work.
-
-``tenant_id`` None stands for an admin, who may read every tenant's.
+"""Explains invoices down to the requests of each line. ``billing.documents`` reads; this module cuts pages, whose
+cursors are positions of lines and of requests.
 """
 
 import re
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import Engine
 from sqlmodel import Session
 
 from billing.documents import invoice_lines
 from billing.documents.explain import LineReader
-from billing.documents.invoice_csv import invoice_csv
 from billing.documents.line_records import RequestPosition
 from billing.invoices import queries
 from billing.invoices.views import InvoiceLineView, InvoiceView
@@ -21,45 +17,34 @@ from billing.prices import price_book
 from billing.prices.price_book import PriceView
 from billing.prices.quantities import QUANTITIES
 from control_plane.documents.schemas import ExplainedLine, ExplainedRequests, InvoiceExplanation, PriceOfLine
-from control_plane.paging import Page, decode_cursor, encode_cursor
-from core.db import unit_of_work
+from control_plane.paging import decode_cursor, encode_cursor
 from core.errors import InvalidRequest, NotFound, Unprocessable
 from core.periods import EPOCH
+from core.struct_types import view_of
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _REQUEST: Final = re.compile(r"(\d{1,17})\.([A-Za-z0-9_]{1,64})(\.rest)?")
 _POSITION_MAX: Final = 1_000_000_000
 
 
-def list_lines(
-    session: Session, *, invoice_id: str, tenant_id: str | None, cursor: str | None, limit: int
-) -> Page[InvoiceLineView]:
-    """A page of an invoice's lines, in print order. Raises NotFound."""
-    invoice = _invoice(session, invoice_id, tenant_id)
-    page = invoice_lines.read_lines(session, invoice.id, after=_position(cursor), limit=limit)
-    return Page(data=page.lines, next_cursor=None if page.following is None else encode_cursor(str(page.following)))
-
-
 def explain_invoice(
-    session: Session, *, invoice_id: str, tenant_id: str | None, cursor: str | None, limit: int, path: str
+    session: Session, invoice: InvoiceView, *, path: str, cursor: str | None, limit: int
 ) -> InvoiceExplanation:
-    """A page of an invoice's lines with their prices and where their requests are. Raises NotFound."""
-    invoice = _invoice(session, invoice_id, tenant_id)
-    page = invoice_lines.read_lines(session, invoice.id, after=_position(cursor), limit=limit)
+    """A page of an invoice's lines with their prices and where their requests are, below ``path``."""
+    page = invoice_lines.read_lines(session, invoice.id, after=decode_position(cursor), limit=limit)
     version_ids = {line.price_version_id for line in page.lines if line.price_version_id is not None}
     prices = price_book.versions_by_id(session, version_ids)
     return InvoiceExplanation(
         invoice=invoice,
         data=[_explained(line, prices.get(line.price_version_id or ""), path) for line in page.lines],
-        next_cursor=None if page.following is None else encode_cursor(str(page.following)),
+        next_cursor=encode_position(page.following),
     )
 
 
 def explain_line(
-    session: Session, *, invoice_id: str, line_id: str, tenant_id: str | None, cursor: str | None, limit: int
+    session: Session, invoice: InvoiceView, line_id: str, *, cursor: str | None, limit: int
 ) -> ExplainedRequests:
     """A page of the requests of a line. Raises NotFound, and Unprocessable for a line that is no usage."""
-    invoice = _invoice(session, invoice_id, tenant_id)
     line = invoice_lines.find_line(session, invoice.id, line_id)
     if line is None:
         raise NotFound("This invoice has no such line.", code="invoice_line_not_found")
@@ -81,18 +66,19 @@ def explain_line(
     )
 
 
-def csv_lines(engine: Engine, *, invoice_id: str, tenant_id: str | None) -> tuple[InvoiceView, Iterator[str]]:
-    """The invoice, and its lines as CSV in pieces. Raises NotFound before the first piece."""
-    with unit_of_work(engine) as session:
-        invoice = _invoice(session, invoice_id, tenant_id)
-    return invoice, invoice_csv(invoice, invoice_lines.all_lines(engine, invoice.id))
+def encode_position(following: int | None) -> str | None:
+    """The cursor of the lines after a position."""
+    return None if following is None else encode_cursor(str(following))
 
 
-def _invoice(session: Session, invoice_id: str, tenant_id: str | None) -> InvoiceView:
-    found = queries.find_invoice(session, invoice_id=invoice_id, tenant_id=tenant_id)
-    if found is None:
-        raise NotFound("Invoice not found.", code="invoice_not_found")
-    return found
+def decode_position(cursor: str | None) -> int:
+    """The position after which a page of lines begins. Raises InvalidRequest."""
+    text = decode_cursor(cursor)
+    if text is None:
+        return 0
+    if not text.isdecimal() or not text.isascii() or int(text) > _POSITION_MAX:
+        raise _not_a_cursor()
+    return int(text)
 
 
 def _explained(line: InvoiceLineView, version: PriceView | None, path: str) -> ExplainedLine:
@@ -114,25 +100,15 @@ def _price(line: InvoiceLineView, version: PriceView) -> PriceOfLine:
     tiered = None
     if line.tier is not None and line.kind in QUANTITIES:
         tiered = version.card.tier_of(line.kind, line.base_model or "")
-    return PriceOfLine(
-        id=version.id,
-        plan_id=version.plan_id,
-        effective_from=version.effective_from,
+    return view_of(
+        version,
+        PriceOfLine,
         mode="unit" if tiered is None else tiered.mode,
         unit_price_nanos=line.unit_price_nanos,
         tiers=() if tiered is None else tiered.tiers,
         package_units=None if tiered is None else tiered.package_units,
         package_nanos=None if tiered is None else tiered.package_nanos,
     )
-
-
-def _position(cursor: str | None) -> int:
-    text = decode_cursor(cursor)
-    if text is None:
-        return 0
-    if not text.isdecimal() or not text.isascii() or int(text) > _POSITION_MAX:
-        raise _not_a_cursor()
-    return int(text)
 
 
 def _cursor_of(position: RequestPosition) -> str:
