@@ -5,21 +5,41 @@ or a change by hand.
 records that they are made of.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlmodel import Session
 
+from billing.ledger import AccountKind, TransferKind
 from billing.reconciliation.differences import Difference
 from billing.reconciliation.invoice_check import check_invoices
 from billing.reconciliation.sums_check import check_sums
-from billing.reconciliation.transfer_rules import ACCOUNTS
 from core import clock
 from core.ids import first_id_of_ms
 
 _FIRST_TRANSFER: Final = "tr_"
+ACCOUNTS: Final[Mapping[TransferKind, tuple[AccountKind, ...]]] = {
+    "usage": ("usage_unbilled", "revenue"),
+    "adjustment": ("usage_unbilled", "revenue"),
+    "amendment": ("usage_unbilled", "revenue"),
+    "invoice": ("usage_unbilled", "receivable", "tax_payable", "rounding"),
+    "credit_note": ("receivable", "bad_debt", "customer_balance", "cash", "revenue", "tax_payable"),
+    "payment": ("receivable", "customer_balance", "cash"),
+    "refund": ("customer_balance", "cash", "credits_paid", "credits_promotional", "promotions"),
+    "void": (
+        "usage_unbilled", "receivable", "customer_balance", "revenue", "tax_payable", "rounding",
+        "credits_paid", "credits_promotional", "cash", "promotions",
+    ),
+    "write_off": ("receivable", "bad_debt", "cash"),
+    "recovery": ("receivable", "bad_debt", "cash"),
+    "credit_grant": ("credits_paid", "credits_promotional", "cash", "promotions"),
+    "credit_burn": ("credits_paid", "credits_promotional", "usage_unbilled", "receivable"),
+    "credit_lapse": ("credits_paid", "credits_promotional", "breakage", "promotions"),
+    "balance": ("customer_balance", "receivable"),
+}  # fmt: skip
+"""By kind of transfer: every account that may have a leg of it. One on another account is a defect or made by hand."""
 
 # A leg on an account that its kind of transfer does not move. Transfers are read in the order of their ids.
 _WRONG_ACCOUNTS: Final = sa.text("""

@@ -73,7 +73,7 @@ class ReconciliationRun(SQLModel, table=True):
     __table_args__ = (
         sa.CheckConstraint("mode IN ('changed', 'full')", name="mode_known"),
         sa.CheckConstraint("(mode = 'full') = (changed_since IS NULL)", name="mode_fits_start"),
-        sa.CheckConstraint("hours >= 0 AND differences >= 0", name="counts_possible"),
+        sa.CheckConstraint("hours >= 0 AND differing >= 0", name="counts_possible"),
     )
 
     id: str = Field(primary_key=True)
@@ -91,7 +91,7 @@ class ReconciliationRun(SQLModel, table=True):
     explained_kv_page_ms: int = Field(sa_type=sa.BigInteger)
     unexplained_kv_page_ms: int = Field(sa_type=sa.BigInteger)
     unexplained_nanos: int = Field(sa_type=sa.BigInteger)
-    differences: int = Field(sa_type=sa.BigInteger)
+    differing: int = Field(sa_type=sa.BigInteger)
 
 
 class ReconciliationDifference(SQLModel, table=True):

@@ -6,7 +6,7 @@ or what is written once, is carried over. So a run of what changed finds what a 
 adds up every record again. A run after one that found more differences than are stored reads everything.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from billing.reconciliation.stripe import check_stripe
 from billing.reconciliation.views import ReconciliationDifferenceView, ReconciliationRunDetail, ReconciliationRunView
 from billing.settings import BillingSettings
 from core.db import database_now, unit_of_work
+from core.errors import NotFound
 from core.ids import new_id
 
 _OVERLAP: Final = timedelta(minutes=5)
@@ -99,19 +100,19 @@ class ReconciliationSchedule:
             metrics.LEDGER_DRIFT_NANOS.set(totals.ledger_drift_nanos(session))
 
 
-def list_runs(session: Session, *, limit: int, before: str | None = None) -> list[ReconciliationRunView]:
-    """Runs without their differences, the newest first, of those whose ids are before ``before``."""
+def list_runs(session: Session, *, limit: int, after: str | None = None) -> list[ReconciliationRunView]:
+    """Runs without their differences, the newest first, of those that are older than ``after``."""
     statement = select(ReconciliationRun).order_by(col(ReconciliationRun.id).desc()).limit(limit)
-    if before is not None:
-        statement = statement.where(col(ReconciliationRun.id) < before)
-    return [ReconciliationRunView(**_fields(each)) for each in session.exec(statement)]
+    if after is not None:
+        statement = statement.where(col(ReconciliationRun.id) < after)
+    return [msgspec.convert(each, ReconciliationRunView, from_attributes=True) for each in session.exec(statement)]
 
 
-def read_run(session: Session, run_id: str) -> ReconciliationRunDetail | None:
-    """One run with its differences."""
+def read_run(session: Session, run_id: str) -> ReconciliationRunDetail:
+    """One run with its differences. Raises NotFound."""
     stored = session.get(ReconciliationRun, run_id)
     if stored is None:
-        return None
+        raise NotFound("Reconciliation not found.", code="reconciliation_not_found")
     rows = session.exec(
         select(ReconciliationDifference)
         .where(ReconciliationDifference.run_id == run_id)
@@ -162,15 +163,11 @@ def _run(session: Session, limits: RunLimits, *, full: bool) -> ReconciliationRu
         differed = {each.hour for each in last.differences if each.kind in OF_ENGINES and each.hour is not None}
         hours = sorted(differed.union(changed_hours(session, since)))
         checked = check_engines(session, hours, settled_before=settled_before)
-        others = [*_carried(standing), *ledger_check.check_new(session, since), *check_stripe(session)]
+        kept = [msgspec.convert(each, Difference, from_attributes=True) for each in standing]
+        others = [*kept, *ledger_check.check_new(session, since), *check_stripe(session)]
     found = {each.key: each for each in [*checked.differences, *others]}
     differences = [found[key] for key in sorted(found)]
     return _store(session, checked, differences, limits, started_at=now, since=since)
-
-
-def _carried(standing: Iterable[ReconciliationDifferenceView]) -> list[Difference]:
-    names = Difference.__struct_fields__
-    return [Difference(**{name: getattr(each, name) for name in names}) for each in standing]
 
 
 def _store(
@@ -206,7 +203,7 @@ def _store(
         explained_kv_page_ms=sum(each.explained for each in differences if each.unit == "page_millisecond"),
         unexplained_kv_page_ms=_unexplained(differences, "page_millisecond"),
         unexplained_nanos=_unexplained(differences, "nanodollar"),
-        differences=sum(each.unexplained != 0 for each in differences),
+        differing=sum(each.unexplained != 0 for each in differences),
     )
     session.add(stored)
     for row in rows:
@@ -225,18 +222,10 @@ def _unexplained(differences: Sequence[Difference], unit: str) -> int:
     return sum(abs(each.unexplained) for each in differences if each.unit == unit)
 
 
-def _fields(stored: ReconciliationRun) -> dict[str, Any]:  # columns of several types
-    names = set(ReconciliationRunView.__struct_fields__) - {"differing"}
-    return {name: getattr(stored, name) for name in names} | {"differing": stored.differences}
-
-
 def _detail(stored: ReconciliationRun, rows: Sequence[ReconciliationDifference]) -> ReconciliationRunDetail:
-    names = set(ReconciliationDifferenceView.__struct_fields__) - {"request_ids"}
-    differences = tuple(
-        ReconciliationDifferenceView(**{name: getattr(row, name) for name in names}, request_ids=tuple(row.request_ids))
-        for row in rows
-    )
-    return ReconciliationRunDetail(**_fields(stored), differences=differences)
+    view = msgspec.convert(stored, ReconciliationRunView, from_attributes=True)
+    differences = msgspec.convert(rows, tuple[ReconciliationDifferenceView, ...], from_attributes=True)
+    return ReconciliationRunDetail(**msgspec.structs.asdict(view), differences=differences)
 
 
 def _alarm(stored: ReconciliationRunDetail) -> None:

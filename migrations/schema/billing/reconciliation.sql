@@ -52,10 +52,10 @@ CREATE TABLE reconciliation_runs (
     explained_kv_page_ms bigint NOT NULL,
     unexplained_kv_page_ms bigint NOT NULL,
     unexplained_nanos bigint NOT NULL,
-    differences bigint NOT NULL,
+    differing bigint NOT NULL,
     CONSTRAINT ck_reconciliation_runs_mode_known CHECK (mode IN ('changed', 'full')),
     CONSTRAINT ck_reconciliation_runs_mode_fits_start CHECK ((mode = 'full') = (changed_since IS NULL)),
-    CONSTRAINT ck_reconciliation_runs_counts_possible CHECK (hours >= 0 AND differences >= 0)
+    CONSTRAINT ck_reconciliation_runs_counts_possible CHECK (hours >= 0 AND differing >= 0)
 );
 
 CREATE TABLE reconciliation_differences (

@@ -11,7 +11,7 @@ from billing.invoicing import closing
 from billing.ledger import AccountRef, TransferKind, _open_accounts
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.reconciliation.differences import OF_ENGINES
-from billing.reconciliation.transfer_rules import ACCOUNTS
+from billing.reconciliation.ledger_check import ACCOUNTS
 from core.db import unit_of_work
 from tests.integration.billing.conftest import PRICES
 
