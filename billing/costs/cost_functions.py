@@ -22,7 +22,7 @@ class ReplicaKind(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 class FittedFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored cost function. ``flags`` say why it needs a new calibration."""
+    """A stored cost function."""
 
     id: str
     kind: ReplicaKind
@@ -30,11 +30,6 @@ class FittedFunction(msgspec.Struct, frozen=True, kw_only=True):
     quality: FitQuality
     measured_from_ms: int
     measured_to_ms: int
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """See ``FitQuality.flags``."""
-        return self.quality.flags
 
 
 def kinds(session: Session) -> list[ReplicaKind]:
@@ -97,7 +92,7 @@ def weights_of(function: FittedFunction | None) -> StepWeights:
 
 def work_of(window: ReplicaCostWindow) -> StepWork:
     """The measured work of a window."""
-    return StepWork(**{name: getattr(window, name) for name in StepWork.__struct_fields__})
+    return msgspec.convert(window, StepWork, from_attributes=True)
 
 
 def observation_of(window: ReplicaCostWindow) -> Observation:
@@ -106,14 +101,11 @@ def observation_of(window: ReplicaCostWindow) -> Observation:
 
 
 def _view(row: CostFunctionRow) -> FittedFunction:
-    def part(shape: type[msgspec.Struct]) -> dict[str, object]:
-        return {name: getattr(row, name) for name in shape.__struct_fields__}
-
     return FittedFunction(
         id=row.id,
-        kind=msgspec.convert(part(ReplicaKind), ReplicaKind),
-        weights=msgspec.convert(part(StepWeights), StepWeights),
-        quality=msgspec.convert(part(FitQuality), FitQuality),
+        kind=msgspec.convert(row, ReplicaKind, from_attributes=True),
+        weights=msgspec.convert(row, StepWeights, from_attributes=True),
+        quality=msgspec.convert(row, FitQuality, from_attributes=True),
         measured_from_ms=row.measured_from_ms,
         measured_to_ms=row.measured_to_ms,
     )

@@ -52,7 +52,7 @@ class HourCost(msgspec.Struct, frozen=True, kw_only=True):
         if self.function is None:
             return False
         ratio = self.ratio_ppm
-        return bool(self.function.flags) or not (ratio is None or RATIO_PPM_MIN <= ratio <= RATIO_PPM_MAX)
+        return bool(self.function.quality.flags) or not (ratio is None or RATIO_PPM_MIN <= ratio <= RATIO_PPM_MAX)
 
 
 class AllocationRun(msgspec.Struct, frozen=True, kw_only=True):

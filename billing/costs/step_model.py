@@ -108,6 +108,13 @@ def fit(observations: Sequence[Observation]) -> tuple[StepWeights, FitQuality]:
 
     Raises Unprocessable for too few observations.
     """
+    fitted_to, held_out = split(observations)
+    weights = _solve(fitted_to)
+    return weights, quality(weights, held_out, observations=len(fitted_to) + len(held_out))
+
+
+def split(observations: Sequence[Observation]) -> tuple[list[Observation], list[Observation]]:
+    """The usable observations that a fit sees, and those that it does not. Raises Unprocessable for too few."""
     usable = [each for each in observations if each.step_ms >= BUSY_MS_MIN and each.work.steps > 0]
     if len(usable) < OBSERVATIONS_MIN:
         raise Unprocessable(
@@ -115,10 +122,8 @@ def fit(observations: Sequence[Observation]) -> tuple[StepWeights, FitQuality]:
             "benchmarks.calibration` or wait for traffic.",
             code="too_few_observations",
         )
-    fitted_to = [each for number, each in enumerate(usable) if number % _HELD_OUT_EVERY != _HELD_OUT_EVERY - 1]
-    held_out = [each for number, each in enumerate(usable) if number % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1]
-    weights = _solve(fitted_to)
-    return weights, quality(weights, held_out, observations=len(usable))
+    held_out = usable[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY]
+    return [each for number, each in enumerate(usable, 1) if number % _HELD_OUT_EVERY], held_out
 
 
 def quality(weights: StepWeights, held_out: Sequence[Observation], *, observations: int) -> FitQuality:

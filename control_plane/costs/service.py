@@ -151,7 +151,7 @@ def _function(found: FittedFunction) -> CostFunctionView:
         **msgspec.structs.asdict(found.kind),
         **msgspec.structs.asdict(found.weights),
         **msgspec.structs.asdict(found.quality),
-        flags=list(found.flags),
+        flags=list(found.quality.flags),
         measured_from=clock.from_ms(found.measured_from_ms),
         measured_until=clock.from_ms(found.measured_to_ms),
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.calibration import SWEEPS, observed, result_of
+from benchmarks.calibration import SWEEPS, fixed_weights_error_ppm, observed, result_of
 from billing.costs.step_model import Observation, StepWork
 from core.errors import Unprocessable
 from data_plane.engine.steps import EngineSteps
@@ -25,6 +25,17 @@ def test_a_window_is_what_the_counters_grew_by():
     assert observed((before, 10), (after, 35)) == Observation(
         work=StepWork(steps=4, prefill_tokens=300, decode_tokens=7, adapter_steps=4), busy_ms=799, stall_ms=25
     )
+
+
+def test_fixed_weights_are_judged_at_their_best_scale_on_windows_that_it_was_not_fitted_to():
+    works = [StepWork(steps=1, prefill_tokens=10 * number, decode_tokens=number) for number in range(1, 26)]
+    fitting = [Observation(work=work, busy_ms=7 * (work.prefill_tokens + 2 * work.decode_tokens)) for work in works]
+    assert fixed_weights_error_ppm(fitting) == 0
+    slower = [
+        Observation(work=each.work, busy_ms=2 * each.busy_ms) if number % 5 == 0 else each
+        for number, each in enumerate(fitting, 1)
+    ]
+    assert fixed_weights_error_ppm(slower) == 500_000
 
 
 def test_a_result_needs_enough_windows():

@@ -58,7 +58,7 @@ def test_a_fit_is_stored_with_its_error_and_is_in_force_from_then_on(costs):
     made = fitted(costs)
     for name, weight in WEIGHTS.items():
         assert getattr(made.weights, name) == pytest.approx(weight, rel=0.01)
-    assert (made.quality.held_out, made.flags) == (20, ())
+    assert (made.quality.held_out, made.quality.flags) == (20, ())
     assert (made.measured_from_ms, made.measured_to_ms) == (costs.hour_ms, costs.hour_ms + 1_000_000)
     with unit_of_work(costs.engine) as session:
         assert cost_functions.in_force(session, made.kind) == made
@@ -73,7 +73,7 @@ def test_hours_that_a_flagged_cost_function_shared_out_are_counted(costs):
     costs.rate()
     costs.store(*unfittable_windows(costs))
     made = fitted(costs)
-    assert made.flags
+    assert made.quality.flags
     allocate_due(costs.engine, costs.settings)
     costs.stage.change("ALTER TABLE cost_hours DISABLE TRIGGER USER")
     costs.stage.change("UPDATE cost_hours SET ratio_ppm = 1000000")
@@ -84,7 +84,7 @@ def test_hours_that_a_flagged_cost_function_shared_out_are_counted(costs):
 def test_open_hours_of_a_flagged_cost_function_are_counted(costs):
     costs.rate()
     costs.store(*unfittable_windows(costs))
-    assert fitted(costs).flags
+    assert fitted(costs).quality.flags
     (model,) = reported(costs, include_open_hours=True).models
     assert (model.unfitted_hours, model.flagged_hours) == (0, 1)
 
