@@ -10,22 +10,18 @@ from billing.usage.views import AmendedUsageView
 from control_plane.audit import service as audit
 from control_plane.paging import Page, decode_cursor, encode_cursor
 from control_plane.reconciliation.schemas import AmendBody
-from core.errors import NotFound
 
 
 def list_runs(session: Session, *, cursor: str | None, limit: int) -> Page[ReconciliationRunView]:
     """Stored runs, the newest first."""
-    found = runs.list_runs(session, before=decode_cursor(cursor), limit=limit + 1)
+    found = runs.list_runs(session, after=decode_cursor(cursor), limit=limit + 1)
     following = encode_cursor(found[limit - 1].id) if len(found) > limit else None
     return Page(data=found[:limit], next_cursor=following)
 
 
 def get_run(session: Session, run_id: str) -> ReconciliationRunDetail:
     """One run with its differences. Raises NotFound."""
-    found = runs.read_run(session, run_id)
-    if found is None:
-        raise NotFound("Reconciliation not found.", code="reconciliation_not_found")
-    return found
+    return runs.read_run(session, run_id)
 
 
 def read_usage(session: Session, request_id: str) -> AmendedUsageView:
