@@ -10,7 +10,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlmodel import Field, SQLModel
 
-Instant = sa.DateTime(timezone=True)
+from core.db import Instant
 
 _TENANT_KINDS: Final = "'usage_unbilled', 'receivable', 'customer_balance', 'credits_paid', 'credits_promotional'"
 _PLATFORM_KINDS: Final = "'revenue', 'rounding', 'cash', 'promotions', 'breakage', 'tax_payable', 'bad_debt'"

@@ -24,6 +24,9 @@ NAMING = {
     "pk": "pk_%(table_name)s",
 }
 SQLModel.metadata.naming_convention = NAMING
+Instant: Final = DateTime(timezone=True)
+"""The type of columns that hold instants."""
+
 LATE_COMMITS: Final = timedelta(minutes=1)
 """Transactions are expected to be over by then. Who looks for what was written since the last look reads so much of the
 time before it again, because what commits late has an earlier time of writing.
@@ -62,4 +65,4 @@ def database_now(session: Session) -> datetime:
     """Postgres's wall clock at this statement, not at the start of the transaction. Periods, prices and leases use it,
     so that all processes agree. Measure durations with the monotonic clock instead.
     """
-    return session.exec(select(func.clock_timestamp(type_=DateTime(timezone=True)))).one()
+    return session.exec(select(func.clock_timestamp(type_=Instant))).one()

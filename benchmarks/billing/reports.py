@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from benchmarks.billing.seed import PRICES, WIDE_RECORDS
 from benchmarks.load import quantile
-from billing.charges import what_if
+from billing.invoicing import what_if
 from billing.prices import price_book
 from billing.prices.card import PriceCard
 from billing.usage import queries

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlmodel import Field, SQLModel
 
-from billing.models import Instant
+from core.db import Instant
 
 
 class UsageAdjustment(SQLModel, table=True):

@@ -10,7 +10,8 @@ from datetime import date, datetime
 import sqlalchemy as sa
 from sqlmodel import Field, SQLModel
 
-Instant = sa.DateTime(timezone=True)
+from core.db import Instant
+
 Big = sa.BigInteger
 
 _POOL = "base_model <> '' AND rank_max > 0"

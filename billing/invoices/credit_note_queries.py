@@ -6,8 +6,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.invoices.documents import printed_number
-from billing.invoices.event_models import CreditNote, CreditNoteTaxLine
-from billing.invoices.models import Document
+from billing.invoices.models import CreditNote, CreditNoteTaxLine, Document
 from billing.invoices.views import CreditNoteView
 from billing.settings import INVOICES_PAGE_MAX
 from billing.tax.calculation import TaxLine

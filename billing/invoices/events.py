@@ -7,8 +7,7 @@ from typing import TypedDict, Unpack, cast
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from billing.invoices.event_models import InvoiceEvent
-from billing.invoices.models import Invoice
+from billing.invoices.models import Invoice, InvoiceEvent
 from billing.invoices.statuses import EventChange, InvoiceState, InvoiceStatus, PaymentSource, after
 from billing.locks import serialize_decision
 from core.errors import NotFound

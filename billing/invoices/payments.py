@@ -8,9 +8,8 @@ import structlog
 from sqlmodel import Session, select
 
 from billing import ledger, metrics
-from billing.invoices.event_models import InvoiceEvent
 from billing.invoices.events import append, lock_invoice
-from billing.invoices.models import Invoice
+from billing.invoices.models import Invoice, InvoiceEvent
 from billing.invoices.queries import read_invoice
 from billing.invoices.statuses import EventChange, InvoiceState
 from billing.invoices.views import InvoiceView

@@ -10,9 +10,8 @@ from sqlmodel import Session, col, select
 
 from billing.invoices.credit_note_queries import notes_of
 from billing.invoices.documents import printed_number
-from billing.invoices.event_models import InvoiceEvent
 from billing.invoices.events import state_of
-from billing.invoices.models import Document, Invoice, InvoiceCredit, InvoiceLine, InvoiceTaxLine
+from billing.invoices.models import Document, Invoice, InvoiceCredit, InvoiceEvent, InvoiceLine, InvoiceTaxLine
 from billing.invoices.statuses import InvoiceState, InvoiceStatus
 from billing.invoices.views import (
     AppliedCredit,

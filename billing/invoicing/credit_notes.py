@@ -13,9 +13,8 @@ from sqlmodel import Session, select
 from billing import ledger
 from billing.invoices.credit_note_queries import find_note
 from billing.invoices.documents import seal
-from billing.invoices.event_models import CreditNote, CreditNoteTaxLine
 from billing.invoices.events import append, lock_invoice, paid_cents, payment_intents
-from billing.invoices.models import Invoice, InvoiceLine
+from billing.invoices.models import CreditNote, CreditNoteTaxLine, Invoice, InvoiceLine
 from billing.invoices.queries import read_taxes
 from billing.invoices.statuses import EventChange, InvoiceState
 from billing.invoices.views import CreditDestination, CreditNoteView

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlmodel import Field, SQLModel
 
-from billing.models import Instant
+from core.db import Instant
 
 
 class SpendingTerms(SQLModel, table=True):

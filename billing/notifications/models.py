@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlmodel import Field, SQLModel
 
-Instant = sa.DateTime(timezone=True)
+from core.db import Instant
 
 
 class NotificationEndpoint(SQLModel, table=True):

@@ -14,8 +14,8 @@ from sqlmodel import Session, col, func, select
 
 from billing import ledger
 from billing.credits import lots
-from billing.invoices.event_models import CreditNote
 from billing.invoices.events import lock_invoices
+from billing.invoices.models import CreditNote
 from billing.ledger import AccountRef, Leg, Posting, TransferKind
 from billing.limits import terms
 from billing.locks import serialize_decision

@@ -5,7 +5,7 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlmodel import Field, SQLModel
 
-from billing.models import Instant
+from core.db import Instant
 
 
 class EngineUsageCount(SQLModel, table=True):

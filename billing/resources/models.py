@@ -9,7 +9,7 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlmodel import Field, SQLModel
 
-from billing.models import Instant
+from core.db import Instant
 
 _KINDS = "kind IN ('adapter_storage', 'pinned_slots', 'cold_loads')"
 

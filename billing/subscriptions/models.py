@@ -5,7 +5,7 @@ from datetime import date, datetime
 import sqlalchemy as sa
 from sqlmodel import Field, SQLModel
 
-from billing.models import Instant
+from core.db import Instant
 
 
 class Subscription(SQLModel, table=True):

@@ -11,12 +11,11 @@ from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from billing.locks import serialize_decision
-from billing.models import Instant
 from billing.tax.models import BillingProfileVersion, SellerVersion
 from billing.tax.parties import Buyer, Parties, Seller
 from billing.tax.vat_ids import checked_vat_id
 from core.countries import require_country
-from core.db import database_now
+from core.db import Instant, database_now
 from core.email_addresses import require_email
 from core.errors import InvalidRequest
 

@@ -21,6 +21,7 @@ from billing.usage.models import UsageHour
 from billing.usage.resolution import Filters
 from billing.usage.sums import hour_of
 from core.contracts.grants import ServiceTier
+from core.db import Instant
 from core.errors import InvalidRequest
 from core.periods import BUCKET_LENGTH, EPOCH, Bucket, Period, bucket_start
 
@@ -151,9 +152,9 @@ def _statement(query: BucketQuery, period: Period, after: Sequence[str]) -> sa.S
     filters = Filters(query.tenant_id, query.models, query.adapter_ids, query.key_ids)
     used = resolution.used(filters, period, query.width, _COUNTS)
     start = sa.func.greatest(
-        sa.func.date_bin(BUCKET_LENGTH[query.width], used.c.at, EPOCH, type_=sa.DateTime(timezone=True)),
+        sa.func.date_bin(BUCKET_LENGTH[query.width], used.c.at, EPOCH, type_=Instant),
         period.start,
-        type_=sa.DateTime(timezone=True),
+        type_=Instant,
     )
     rows = sa.select(start.label("start"), *used.c).subquery("bucketed")
     keys = [rows.c.start, *(rows.c[DIMENSIONS[name]] for name in query.group_by)]

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 from sqlmodel import Field, SQLModel
 
-from billing.models import Instant
+from core.db import Instant
 
 _COUNT = {"server_default": sa.text("0")}
 _DEFAULT_TIER = {"server_default": "default"}

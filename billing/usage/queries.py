@@ -21,7 +21,7 @@ from billing.usage.sums import hour_of
 from billing.usage.views import GroupBy, Service, UsageBucket
 from core.contracts.replicas import Tier
 from core.contracts.usage import REST, Outcome
-from core.db import among, database_now
+from core.db import Instant, among, database_now
 from core.errors import InvalidRequest
 from core.periods import BUCKET_LENGTH, EPOCH, Bucket, Period, aware, bucket_count, month, month_start
 from core.spend_windows import window_at
@@ -171,12 +171,10 @@ def _bucket_start(
     instant: SQLCoreOperations[datetime], bucket: Bucket, days: Sequence[datetime]
 ) -> sa.ColumnElement[datetime]:
     if days:
-        starts = sa.literal(list(days), ARRAY(sa.DateTime(timezone=True)))
+        starts = sa.literal(list(days), ARRAY(Instant))
         day: sa.ColumnElement[datetime] = Grouping(starts)[sa.func.width_bucket(instant, starts)]
         return day.label("start")
-    start: sa.ColumnElement[datetime] = sa.func.date_bin(
-        BUCKET_LENGTH[bucket], instant, EPOCH, type_=sa.DateTime(timezone=True)
-    )
+    start: sa.ColumnElement[datetime] = sa.func.date_bin(BUCKET_LENGTH[bucket], instant, EPOCH, type_=Instant)
     return start.label("start")
 
 

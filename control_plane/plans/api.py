@@ -6,7 +6,7 @@ from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from billing.charges.what_if import SimulatedTenant
+from billing.invoicing.what_if import SimulatedTenant
 from control_plane.auth.authenticate import Principal
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.idempotency.service import IdempotentRequest

@@ -14,8 +14,8 @@ from sqlalchemy import func
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
-from billing.charges import what_if
-from billing.charges.what_if import SimulatedTenant
+from billing.invoicing import what_if
+from billing.invoicing.what_if import SimulatedTenant
 from billing.prices import card as price_card
 from billing.prices import price_book
 from billing.prices.card import PriceCard

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from billing.charges.what_if import simulate
 from billing.documents.invoice_csv import invoice_csv
 from billing.documents.printed import printed_invoice
 from billing.invoices import queries
+from billing.invoicing.what_if import simulate
 from billing.prices.card import IncludedUsage, PriceCard, PriceTier, TieredPrice
 from billing.usage.amendments import AmendedQuantities, amend
 from core.contracts.grants import Prices

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from billing import ledger
-from billing.charges.what_if import simulate
 from billing.credits import lots
 from billing.invoicing import closing
 from billing.invoicing.schedule import PeriodSchedule
+from billing.invoicing.what_if import simulate
 from billing.ledger import AccountRef
 from billing.prices import overrides
 from billing.prices.card import IncludedUsage, PriceCard, PriceTier, TieredPrice

@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from billing.charges import what_if as simulation
-from billing.charges.what_if import simulate
+from billing.invoicing import what_if as simulation
+from billing.invoicing.what_if import simulate
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.subscriptions import assignments
 from core.contracts.grants import Prices
