@@ -10,8 +10,14 @@ from typing import Final, Literal, NamedTuple, cast
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from billing.invoices.content import FORMAT, DocumentKind, content_hashes
-from billing.invoices.documents import CHAIN_START, link_hash, printed_number
+from billing.invoices.documents import (
+    CHAIN_START,
+    FORMAT,
+    DocumentKind,
+    content_hashes,
+    link_hash,
+    printed_number,
+)
 from billing.invoices.models import Document, Invoice
 from billing.invoices.statuses import EventChange, fold
 
