@@ -3,6 +3,7 @@
 from functools import partial
 from operator import attrgetter
 
+import msgspec
 from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
@@ -151,17 +152,8 @@ def _grant(session: Session, principal: Principal, tenant_id: str, new: NewCredi
             "that does not begin with 'stripe:'.",
             param="reference",
         )
-    lot = lots.grant(
-        session,
-        tenant_id=tenant_id,
-        kind=new.kind,
-        amount_nanos=new.amount_nanos,
-        reference=new.reference or new_id("crl"),
-        priority=new.priority,
-        effective_from=new.effective_from,
-        expires_at=new.expires_at,
-        models=new.models,
-    )
+    fields = msgspec.structs.asdict(new) | {"reference": new.reference or new_id("crl")}
+    lot = lots.grant(session, tenant_id=tenant_id, **fields)
     return _changed(session, principal, lot, "granted", amount_nanos=new.amount_nanos)
 
 

@@ -1,5 +1,5 @@
-"""Routes over the documents of invoices: lines, explanation and files, for a tenant's own and for admins, whose routes
-are the same. An admin's key has no tenant, and reads those of all tenants.
+"""Routes over one invoice: whole, its lines, explanation and files, for a tenant's own and for admins, whose routes are
+the same. An admin's key has no tenant, and reads those of all tenants.
 """
 
 from typing import Annotated, Any, Final
@@ -13,8 +13,8 @@ from sqlalchemy import Engine
 from billing.documents import invoice_lines
 from billing.documents.invoice_csv import invoice_csv
 from billing.documents.pdf_maker import PdfFile, PdfMaker
-from billing.invoices.queries import read_invoice
-from billing.invoices.views import InvoiceLineView
+from billing.invoices.queries import read_document, read_invoice
+from billing.invoices.views import InvoiceDocument, InvoiceLineView
 from control_plane.auth.authenticate import Principal
 from control_plane.documents.explanations import decode_position, encode_position, explain_invoice, explain_line
 from control_plane.documents.schemas import ExplainedRequests, InvoiceExplanation
@@ -32,6 +32,14 @@ class OwnInvoiceDocuments(Controller):
     path = "/invoices/{invoice_id:str}"
     tags = ("invoices",)
     opt = {"scope": "billing:read", "while_suspended": True}  # noqa: RUF012 - Litestar's own attribute, copied by it
+
+    @get(sync_to_thread=True)
+    def get_invoice(
+        self, invoice_id: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
+    ) -> InvoiceDocument:
+        """Get one invoice with its lines, taxes, payments and credit notes."""
+        with unit_of_work(engine) as session:
+            return read_document(session, invoice_id, tenant_id=principal.tenant_id)
 
     @get("/lines", sync_to_thread=True)
     def list_invoice_lines(

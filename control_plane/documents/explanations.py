@@ -55,12 +55,11 @@ def explain_line(
         )
     reader = LineReader(session, invoice, line)
     explained, page = reader.explain(), reader.read(_after(cursor), limit=limit)
-    return ExplainedRequests(
-        line=explained.line,
+    return view_of(
+        explained,
+        ExplainedRequests,
         price=_price(explained.line, explained.price),
         found_quantity=queries.plain(explained.found_quantity),
-        found_nanos=explained.found_nanos,
-        matches=explained.matches,
         data=page.requests,
         next_cursor=None if page.following is None else encode_cursor(_cursor_of(page.following)),
     )

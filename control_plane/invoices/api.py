@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from billing.invoices import queries
 from billing.invoices.statuses import InvoiceStatus
-from billing.invoices.views import InvoiceDocument, InvoiceView
+from billing.invoices.views import InvoiceView
 from billing.invoicing import closing
 from billing.invoicing.drafts import read_drafts
 from billing.reconciliation import totals
@@ -64,14 +64,6 @@ class OwnInvoices(Controller):
         """
         return _drafts(reports, invoice_rules, principal.own_tenant_id)
 
-    @get("/{invoice_id:str}", sync_to_thread=True)
-    def get_invoice(
-        self, invoice_id: FromPath[str], engine: NamedDependency[Engine], principal: NamedDependency[Principal]
-    ) -> InvoiceDocument:
-        """Get one invoice with its lines, taxes, payments and credit notes."""
-        with unit_of_work(engine) as session:
-            return queries.read_document(session, invoice_id, tenant_id=principal.own_tenant_id)
-
 
 class AdminBilling(Controller):
     """Billing of all tenants."""
@@ -92,12 +84,6 @@ class AdminBilling(Controller):
         with unit_of_work(engine) as session:
             read = partial(queries.list_invoices, session, tenant_id=tenant_id, status=status)
             return page_from(read, cursor=cursor, limit=limit)
-
-    @get("/invoices/{invoice_id:str}", sync_to_thread=True)
-    def get_any_invoice(self, invoice_id: FromPath[str], engine: NamedDependency[Engine]) -> InvoiceDocument:
-        """Get one invoice with its lines, taxes, payments and credit notes."""
-        with unit_of_work(engine) as session:
-            return queries.read_document(session, invoice_id)
 
     @get("/tenants/{tenant_id:str}/invoice-drafts", sync_to_thread=True)
     def get_invoice_drafts_of_tenant(

@@ -74,13 +74,8 @@ class AdminCorrections(Controller):
 
         def pay(session: Session) -> InvoiceView:
             audited(session, principal, "invoice.paid", invoice_id, details=data)
-            return record_manual_payment(
-                session,
-                invoice_id=invoice_id,
-                amount_cents=data.amount_cents,
-                reference=data.reference,
-                actor=principal.key_id,
-            )
+            fields = msgspec.structs.asdict(data)
+            return record_manual_payment(session, invoice_id=invoice_id, actor=principal.key_id, **fields)
 
         return idempotent.run(pay)
 
@@ -97,9 +92,8 @@ class AdminCorrections(Controller):
         """
 
         def void(session: Session) -> InvoiceView:
-            ended = endings.void_invoice(
-                session, invoice_id=invoice_id, reason=data.reason, write_off=data.write_off, actor=principal.key_id
-            )
+            fields = msgspec.structs.asdict(data)
+            ended = endings.void_invoice(session, invoice_id=invoice_id, actor=principal.key_id, **fields)
             audited(session, principal, "invoice.voided", invoice_id, tenant_id=ended.tenant_id, details=data)
             return ended
 

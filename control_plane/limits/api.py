@@ -1,5 +1,6 @@
 """Routes over how tenants pay and what they may spend."""
 
+import msgspec
 from litestar import Controller, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
@@ -74,14 +75,8 @@ class SpendLimits(Controller):
 
         def set_limit(session: Session) -> SpendLimitView:
             _require_subject(session, tenant_id, data)
-            limit = spend_limits.set_limit(
-                session,
-                tenant_id=tenant_id,
-                scope=data.scope,
-                subject_id=data.subject_id or "",
-                window=data.window,
-                amount_nanos=data.amount_nanos,
-            )
+            fields = msgspec.structs.asdict(data) | {"subject_id": data.subject_id or ""}
+            limit = spend_limits.set_limit(session, tenant_id=tenant_id, **fields)
             publish_change(session, "tenants", tenant_id)
             audited(session, principal, "spend_limit.set", limit.id, details={"limit": data})
             return limit

@@ -58,10 +58,8 @@ class NotificationEndpoints(Controller):
                 session,
                 notification_rules.box,
                 tenant_id=tenant_id,
-                kind=data.kind,
-                address=data.address,
-                event_types=data.event_types,
                 endpoints_max=notification_rules.settings.notifications_endpoints_max,
+                **msgspec.structs.asdict(data),
             )
             if data.kind == "email":
                 _request_message(session, notification_rules, tenant_id, created.id)
