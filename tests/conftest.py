@@ -28,7 +28,7 @@ from core.settings import PostgresSettings, RedisSettings, S3Settings
 from tenora.stack import embedded_servers
 from tenora.stack.program import Program, free_port
 from tests.fixtures import examples  # noqa: F401 (registers the profiles)
-from tests.fixtures.databases import RecycledDatabase, create_database, temporary_database
+from tests.fixtures.databases import KEPT_CONNECTIONS, RecycledDatabase, create_database, temporary_database
 from tests.fixtures.fork_server import ForkedProcess, start_program
 from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS
 from tests.fixtures.server_data import server_data_folder
@@ -323,9 +323,29 @@ def module_postgres_settings(postgres_server, migrated_template) -> Iterator[Pos
         yield settings
 
 
+@pytest.fixture(scope="session")
+def kept_engine() -> Iterator[Callable[[PostgresSettings], sa.Engine]]:
+    """One engine for all tests with the same database. SQLAlchemy keeps compiled statements with an engine: to compile
+    them again, and to connect again, took half of the processor time of a test of billing.
+    """
+    kept: dict[str, sa.Engine] = {}
+
+    def end() -> None:
+        while kept:
+            kept.popitem()[1].dispose()
+
+    def engine_of(settings: PostgresSettings) -> sa.Engine:
+        dsn = f"{settings.postgres_dsn}?application_name={KEPT_CONNECTIONS}"
+        if dsn not in kept:
+            end()
+            kept[dsn] = db.connect(settings.model_copy(update={"postgres_dsn": dsn}))
+        return kept[dsn]
+
+    yield engine_of
+    end()
+
+
 @pytest.fixture
-def engine(postgres_settings) -> Iterator[sa.Engine]:
+def engine(postgres_settings, kept_engine) -> sa.Engine:
     """An engine on the test's own migrated database."""
-    engine = db.connect(postgres_settings)
-    yield engine
-    engine.dispose()
+    return kept_engine(postgres_settings)
