@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from billing import metrics
-from billing.costs.background import CostAttribution
+from billing.costs.hours import CostAttribution
 from billing.costs.settings import CostSettings
 from billing.invoicing.closing import close_tenant
 from billing.invoicing.schedule import PeriodSchedule

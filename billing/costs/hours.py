@@ -5,10 +5,13 @@ each begins with the charge below one nanodollar that the last one left. An hour
 replica until the rate is there: it is not taken as free.
 """
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
+import redis as redis_client
+import structlog
 from sqlalchemy import Engine
 from sqlmodel import Session, col, select
 
@@ -23,9 +26,15 @@ from billing.costs.rates import MS_PER_HOUR, NoRate
 from billing.costs.replica_time import StateWindow, charges, spans
 from billing.costs.settings import CostSettings
 from billing.costs.step_model import RATIO_PPM_MAX, RATIO_PPM_MIN, StepWork
+from billing.costs.window_reader import delete_old, store_windows
 from billing.locks import serialize_decision
 from core import clock
 from core.db import database_now, unit_of_work
+
+_ALLOCATE_EVERY_S: Final = 60
+_DELETE_EVERY_S: Final = 3_600
+
+_log = structlog.get_logger()
 
 
 class HourCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +69,30 @@ class AllocationRun(msgspec.Struct, frozen=True, kw_only=True):
 
     hours: int
     without_rate: frozenset[str] = frozenset()
+
+
+class CostAttribution:
+    """Cost attribution as a job of the billing worker. What is not done when the worker ends waits for the next one."""
+
+    def __init__(self, engine: Engine, redis: redis_client.Redis, settings: CostSettings) -> None:
+        self._engine = engine
+        self._redis = redis
+        self._settings = settings
+        self._without_rate: frozenset[str] = frozenset()
+        self._allocate_due = self._delete_due = time.monotonic()
+
+    def run_once(self) -> None:
+        """Store windows; once a minute share out the hours that are due, once an hour delete old windows."""
+        store_windows(self._engine, self._redis, self._settings)
+        if time.monotonic() >= self._allocate_due:
+            self._allocate_due = time.monotonic() + _ALLOCATE_EVERY_S
+            without_rate = allocate_due(self._engine, self._settings).without_rate
+            if without_rate - self._without_rate:
+                _log.warning("costs wait for a rate of the pool", replicas=sorted(without_rate))
+            self._without_rate = without_rate
+        if time.monotonic() >= self._delete_due:
+            delete_old(self._engine, self._settings)
+            self._delete_due = time.monotonic() + _DELETE_EVERY_S
 
 
 def allocate_due(engine: Engine, settings: CostSettings) -> AllocationRun:

@@ -146,7 +146,6 @@ class ModelEconomics(msgspec.Struct, frozen=True, kw_only=True):
     break_even_observed_nanos: int | None
     break_even_full_use_nanos: int | None
     saving: Saving
-    reaches_goal: bool | None
     unfitted_hours: int
     flagged_hours: int
 
@@ -383,7 +382,6 @@ def _economics(
         sum(getattr(pool, name) for pool in mine) for name in ("total_nanos", "paid_ms", "busy_ms")
     )
     found = break_even(total_nanos=total, tokens=inputs + outputs, busy_ms=busy_ms, paid_ms=paid_ms)
-    compared = saving(prices, model=model, on=end.date(), input_tokens=inputs, output_tokens=outputs, own_nanos=total)
     return ModelEconomics(
         base_model=model,
         tokens=inputs + outputs,
@@ -393,8 +391,7 @@ def _economics(
         utilisation_ppm=busy_ms * PPM // paid_ms if paid_ms else 0,
         break_even_observed_nanos=found["observed"],
         break_even_full_use_nanos=found["full_use"],
-        saving=compared,
-        reaches_goal=compared.reaches_goal,
+        saving=saving(prices, model=model, on=end.date(), input_tokens=inputs, output_tokens=outputs, own_nanos=total),
         unfitted_hours=sum(pool.unfitted_hours for pool in mine),
         flagged_hours=sum(pool.flagged_hours for pool in mine),
     )

@@ -3,16 +3,19 @@
 from datetime import datetime
 from typing import Annotated
 
+import msgspec
 from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody, QueryParameter
 from litestar.response import Stream
 from sqlalchemy import Engine
+from sqlmodel import Session
 
 from billing.costs import price_book
 from billing.costs.price_book import DatedOutsidePrice, DatedRate
 from billing.costs.report import CostGrouping
 from billing.costs.settings import CostSettings
+from control_plane.audit.service import audited
 from control_plane.auth.authenticate import Principal
 from control_plane.costs import service
 from control_plane.costs.schemas import CostFunctionView, CostReportView, NewOutsidePrice, NewPoolRate
@@ -88,7 +91,15 @@ class AdminCosts(Controller):
         principal: NamedDependency[Principal],
     ) -> Response[DatedRate]:
         """Add what one replica of a pool costs from an instant on."""
-        return idempotent.run(lambda session: service.add_rate(session, data, actor=principal.key_id))
+
+        def add(session: Session) -> DatedRate:
+            added = price_book.add_rate(session, msgspec.convert(data, DatedRate, from_attributes=True))
+            target = f"{data.base_model}/{data.rank_max}"
+            details = {"effective_from": data.effective_from, "nanos_per_hour": data.nanos_per_hour}
+            audited(session, principal, "pool_rate.added", target, details=details)
+            return added
+
+        return idempotent.run(add)
 
     @get("/outside-prices", sync_to_thread=True)
     def list_outside_prices(self, engine: NamedDependency[Engine]) -> Page[DatedOutsidePrice]:
@@ -104,4 +115,13 @@ class AdminCosts(Controller):
         principal: NamedDependency[Principal],
     ) -> Response[DatedOutsidePrice]:
         """Add what a provider charged for a million tokens of a model on a day."""
-        return idempotent.run(lambda session: service.add_outside_price(session, data, actor=principal.key_id))
+
+        def add(session: Session) -> DatedOutsidePrice:
+            added = price_book.add_outside_price(
+                session, msgspec.convert(data, DatedOutsidePrice, from_attributes=True)
+            )
+            details = {"provider": data.provider, "as_of": data.as_of, "currency": data.currency}
+            audited(session, principal, "outside_price.added", data.base_model, details=details)
+            return added
+
+        return idempotent.run(add)

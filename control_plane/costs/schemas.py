@@ -120,10 +120,12 @@ class CostReportView(msgspec.Struct, frozen=True, kw_only=True):
     end: Annotated[datetime, fields.END]
     allocated_until: Annotated[datetime | None, about("Until when costs are final; null before the first hour.")]
     revenue_until: Annotated[datetime, about("Up to when revenue is counted; later hours have no cost yet.")]
-    unrated_pools: Annotated[list[UnratedPool], about("Pools whose replicas wait for a rate: their time has no cost.")]
+    unrated_pools: Annotated[
+        tuple[UnratedPool, ...], about("Pools whose replicas wait for a rate: their time has no cost.")
+    ]
     group_by: Annotated[CostGrouping, about("What the rows are of.")]
     total_nanos: Annotated[int, fields.TOTAL_NANOS]
     revenue_nanos: Annotated[int, fields.REVENUE_NANOS]
     rows: Annotated[list[NamedMarginRow], about("Revenue and cost by key.")]
     platform: Annotated[dict[str, int], about("Cost that belongs to no tenant, in nanodollars by kind.")]
-    models: Annotated[list[ModelEconomicsView], about("Break-even and savings by base model.")]
+    models: Annotated[tuple[ModelEconomicsView, ...], about("Break-even and savings by base model.")]

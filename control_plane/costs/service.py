@@ -1,4 +1,4 @@
-"""Unit economics for admins. ``billing.costs`` computes; this room adds audit rows, defaults and the wire format."""
+"""Unit economics for admins. ``billing.costs`` computes; this room adds names, defaults and the wire format."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -7,21 +7,16 @@ import msgspec
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from billing.costs import cost_functions, focus, price_book, report
+from billing.costs import cost_functions, focus, report
 from billing.costs.cost_functions import FittedFunction
-from billing.costs.price_book import DatedOutsidePrice, DatedRate
-from billing.costs.report import CostGrouping, MarginRow, ModelEconomics
+from billing.costs.report import CostGrouping, MarginRow
 from billing.costs.settings import CostSettings
 from billing.tax.profiles import read_seller
-from control_plane.audit import service as audit
 from control_plane.costs.schemas import (
     CostFunctionView,
     CostReportView,
     ModelEconomicsView,
     NamedMarginRow,
-    NewOutsidePrice,
-    NewPoolRate,
-    SavingView,
 )
 from control_plane.plans import service as plans
 from control_plane.registry import base_models
@@ -32,24 +27,6 @@ from core.db import unit_of_work
 from core.periods import aware
 
 _ISSUER = "Tenora"  # until the operator has set its own details
-
-
-def add_rate(session: Session, rate: NewPoolRate, *, actor: str) -> DatedRate:
-    """Add a pool's rate. Raises Conflict for time whose cost is shared out already."""
-    added = price_book.add_rate(session, DatedRate(**msgspec.structs.asdict(rate)))
-    details = {"effective_from": rate.effective_from.isoformat(), "nanos_per_hour": rate.nanos_per_hour}
-    audit.record(
-        session, actor=actor, action="pool_rate.added", target=f"{rate.base_model}/{rate.rank_max}", details=details
-    )
-    return added
-
-
-def add_outside_price(session: Session, price: NewOutsidePrice, *, actor: str) -> DatedOutsidePrice:
-    """Add an outside price. Raises Conflict when it is there already."""
-    added = price_book.add_outside_price(session, DatedOutsidePrice(**msgspec.structs.asdict(price)))
-    details = {"provider": price.provider, "as_of": price.as_of.isoformat(), "currency": price.currency}
-    audit.record(session, actor=actor, action="outside_price.added", target=price.base_model, details=details)
-    return added
 
 
 def list_functions(session: Session, *, limit: int) -> list[CostFunctionView]:
@@ -76,19 +53,9 @@ def read_report(
         settings=settings,
         include_open_hours=include_open_hours,
     )
-    return CostReportView(
-        start=found.start,
-        end=found.end,
-        allocated_until=found.allocated_until,
-        revenue_until=found.revenue_until,
-        unrated_pools=list(found.unrated_pools),
-        group_by=found.group_by,
-        total_nanos=found.total_nanos,
-        revenue_nanos=found.revenue_nanos,
-        rows=_named(session, found.rows, group_by),
-        platform=found.platform,
-        models=[_economics(model) for model in found.models],
-    )
+    models = msgspec.convert(found.models, tuple[ModelEconomicsView, ...], from_attributes=True)
+    fields = msgspec.structs.asdict(found) | {"rows": _named(session, found.rows, group_by), "models": models}
+    return CostReportView(**fields)
 
 
 def focus_lines(engine: Engine, *, start: datetime | None, end: datetime | None) -> Iterator[str]:
@@ -155,16 +122,3 @@ def _function(found: FittedFunction) -> CostFunctionView:
         measured_from=clock.from_ms(found.measured_from_ms),
         measured_until=clock.from_ms(found.measured_to_ms),
     )
-
-
-def _economics(model: ModelEconomics) -> ModelEconomicsView:
-    saving = SavingView(
-        status=model.saving.status,
-        provider=model.saving.provider,
-        as_of=model.saving.as_of,
-        outside_nanos=model.saving.outside_nanos,
-        saving_ppm=model.saving.saving_ppm,
-        reaches_goal=model.reaches_goal,
-    )
-    plain = {name: getattr(model, name) for name in ModelEconomicsView.__struct_fields__ if name != "saving"}
-    return ModelEconomicsView(**plain, saving=saving)

@@ -1,16 +1,23 @@
 """Admin routes over stored reconciliations, and over what one request is charged for: read, amend and void it."""
 
+from functools import partial
+
+import msgspec
 from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
+from sqlmodel import Session
 
+from billing.reconciliation import runs
 from billing.reconciliation.views import ReconciliationRunDetail, ReconciliationRunView
+from billing.usage import amendments
+from billing.usage.amendments import AmendedQuantities
 from billing.usage.views import AmendedUsageView
+from control_plane.audit.service import audited
 from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
-from control_plane.paging import Page, PageCursor, PageLimit
-from control_plane.reconciliation import service
+from control_plane.paging import Page, PageCursor, PageLimit, page_from
 from control_plane.reconciliation.schemas import AmendBody, VoidBody
 from core.db import unit_of_work
 
@@ -27,13 +34,13 @@ class AdminReconciliations(Controller):
     ) -> Page[ReconciliationRunView]:
         """List stored reconciliations, newest first. Billing makes one each hour."""
         with unit_of_work(engine) as session:
-            return service.list_runs(session, cursor=cursor, limit=limit)
+            return page_from(partial(runs.list_runs, session), cursor=cursor, limit=limit)
 
     @get("/{run_id:str}", sync_to_thread=True)
     def get_reconciliation(self, run_id: FromPath[str], engine: NamedDependency[Engine]) -> ReconciliationRunDetail:
         """Get a stored reconciliation with everything that differed."""
         with unit_of_work(engine) as session:
-            return service.get_run(session, run_id)
+            return runs.read_run(session, run_id)
 
 
 class AdminRequestUsage(Controller):
@@ -46,7 +53,7 @@ class AdminRequestUsage(Controller):
     def get_request_usage(self, request_id: FromPath[str], engine: NamedDependency[Engine]) -> AmendedUsageView:
         """Get what a request is charged for, with its amendments."""
         with unit_of_work(engine) as session:
-            return service.read_usage(session, request_id)
+            return amendments.read_amended(session, request_id)
 
     @post("/amend", sync_to_thread=True)
     def amend_request_usage(
@@ -57,7 +64,14 @@ class AdminRequestUsage(Controller):
         principal: NamedDependency[Principal],
     ) -> Response[AmendedUsageView]:
         """Charge a request for other quantities, before its invoice. After the invoice, issue a credit note."""
-        return idempotent.run(lambda session: service.amend(session, request_id, data, actor=principal.key_id))
+
+        def amend(session: Session) -> AmendedUsageView:
+            quantities = msgspec.convert(data, AmendedQuantities, from_attributes=True)
+            found = amendments.amend(session, request_id, quantities, reason=data.reason, actor=principal.key_id)
+            _audit(session, principal, "usage.amended", found, data.reason)
+            return found
+
+        return idempotent.run(amend)
 
     @post("/void", sync_to_thread=True)
     def void_request_usage(
@@ -68,6 +82,15 @@ class AdminRequestUsage(Controller):
         principal: NamedDependency[Principal],
     ) -> Response[AmendedUsageView]:
         """Charge a request nothing, before its invoice. After the invoice, issue a credit note."""
-        return idempotent.run(
-            lambda session: service.void(session, request_id, reason=data.reason, actor=principal.key_id)
-        )
+
+        def void(session: Session) -> AmendedUsageView:
+            found = amendments.void(session, request_id, reason=data.reason, actor=principal.key_id)
+            _audit(session, principal, "usage.voided", found, data.reason)
+            return found
+
+        return idempotent.run(void)
+
+
+def _audit(session: Session, principal: Principal, action: str, found: AmendedUsageView, reason: str) -> None:
+    details = {"recorded_nanos": found.recorded_nanos, "charged_nanos": found.charged_nanos, "reason": reason}
+    audited(session, principal, action, found.request_id, tenant_id=found.tenant_id, details=details)

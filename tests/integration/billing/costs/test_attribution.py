@@ -5,7 +5,7 @@ import redis as redis_client
 import sqlalchemy as sa
 
 from billing import metrics
-from billing.costs.background import CostAttribution
+from billing.costs.hours import CostAttribution
 from billing.worker import connect_redis
 from control_plane import database_roles
 from core import db, redis_acl
