@@ -23,10 +23,9 @@ import psycopg
 import sqlalchemy as sa
 from alembic import command
 
-from benchmarks.billing.close import CloseProcess, timed_close
+from benchmarks.billing.close import CloseProcess, repeated_closes, timed_close
 from benchmarks.billing.ingest import TENANTS, record_events, record_paced
 from benchmarks.billing.reconciliation import timed_runs
-from benchmarks.billing.repeat import repeated_closes
 from benchmarks.billing.reports import report_ms, what_if_s, wide_reports_ms
 from benchmarks.billing.seed import WIDE, WIDE_RECORDS, seed, verify
 from benchmarks.billing.webhooks import post_webhooks

@@ -9,7 +9,7 @@ import msgspec
 import redis as redis_client
 import sqlalchemy as sa
 
-from benchmarks.billing.progress import Progress
+from benchmarks.billing.seed import Progress
 from benchmarks.load import quantile
 from billing.settings import BillingSettings
 from billing.usage.metering import Meter

@@ -4,12 +4,13 @@ The statements bypass the stream and the rating, but no constraint and no trigge
 does in a COPY. ``verify`` asserts afterwards that none was off.
 """
 
+import time
 from datetime import datetime
 from typing import Final, NamedTuple
 
+import click
 import sqlalchemy as sa
 
-from benchmarks.billing.progress import Progress
 from billing.prices import price_book
 from billing.prices.card import PriceCard
 from core.contracts.grants import Prices
@@ -80,7 +81,7 @@ _SUBSCRIBE: Final = (
     f"INSERT INTO plan_assignments SELECT :prefix || n, to_timestamp(0), :plan_id, now() {_TENANTS}",
     f"INSERT INTO subscriptions SELECT :prefix || n, NULL, now() {_TENANTS}",
 )
-
+_SAID_EVERY_S: Final = 10
 
 # Constraints that hold without having been checked, triggers that do not fire, and checks that this session skips.
 _UNCHECKED: Final = """
@@ -88,6 +89,24 @@ SELECT conrelid::regclass || ': ' || conname FROM pg_constraint WHERE NOT conval
 UNION ALL SELECT tgrelid::regclass || ': ' || tgname FROM pg_trigger WHERE tgenabled <> 'O'
 UNION ALL SELECT 'session_replication_role' WHERE current_setting('session_replication_role') <> 'origin'
 """
+
+
+class Progress:
+    """How far one phase of so many steps is, and when it will end. Printed every ten seconds, and at its end."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._begun = self._said = time.monotonic()
+
+    def done(self, steps: int) -> None:
+        """``steps`` of all are done."""
+        now = time.monotonic()
+        if steps < self._total and now < self._said + _SAID_EVERY_S:
+            return
+        self._said, took = now, now - self._begun
+        left = f", about {took * (self._total - steps) / max(1, steps):.0f} s left" if steps < self._total else ""
+        click.echo(f"  {self._what}: {steps:,} of {self._total:,} in {took:.0f} s{left}", err=True)
 
 
 class Owners(NamedTuple):

@@ -19,8 +19,7 @@ from typing import Any, Final
 import click
 import redis
 
-from benchmarks.fairness.load import Answer, Load, TenantLoad, tokens_per_s
-from benchmarks.load import quantile
+from benchmarks.load import Answer, TenantLoad, TenantsLoad, quantile, tokens_per_s
 from tests.fixtures import processes
 from tests.fixtures.gateway.published import AMPLE, Publisher
 
@@ -64,7 +63,7 @@ class Deployment:
 
     def run(self, *tenants: TenantLoad, seconds: float) -> list[Answer]:
         """Run one load from its start to its last answer."""
-        load = Load(self.urls, prompt=PROMPT, max_tokens=MAX_TOKENS)
+        load = TenantsLoad(self.urls, prompt=PROMPT, max_tokens=MAX_TOKENS)
         return asyncio.run(load.run(tenants, seconds=seconds))
 
 

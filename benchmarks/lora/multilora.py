@@ -18,18 +18,16 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import click
 
 from benchmarks.load import quantile
-from benchmarks.lora.findings import judged, summary
-from benchmarks.lora.plot import draw_result
 from benchmarks.lora.replica import Engine, Replica, Served
 from benchmarks.lora.store import embedded_s3
 from benchmarks.lora.tiny_model import make_tiny_model
-from benchmarks.trace import Arrival, Popularity, TraceShape, draw
+from benchmarks.trace import TENANTS, Arrival, Popularity, TraceShape, draw, jain
 from core.ids import new_id
 from data_plane.engine.plugin import installed_engine
 from tenora.stack.base_model import materialize
@@ -43,6 +41,12 @@ AT_ONCE = 32
 SATURATED_ROUNDS, SATURATED_REQUESTS, SATURATED_OUTPUT_TOKENS = 7, 256, (8, 128)
 POPULARITIES: tuple[tuple[Popularity, float], ...] = (("power", 0.3), ("zipf", 1.0))
 PROMPT_TOKENS, OUTPUT_TOKENS = (8, 48), (8, 32)
+TIERS: Final = ("slot", "memory", "disk", "store")
+GOALS: Final = {
+    "throughput at the most adapters / at 5": 0.90,
+    "TTFT p50 at twice the slots / at the slots": 3.0,
+    "TTFT p99 of an adapter only in S3, s": 1.5,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +217,91 @@ def modelled(plan: Plan, work: Path) -> Iterator[tuple[Engine, list[str], str]]:
     with witness(work, "redis://127.0.0.1:1", silent=True, **options) as process:
         names = [f"{new_id('ad')}@{secrets.token_hex(32)}" for _ in range(plan.adapters)]
         yield Engine(url=process.url, key=ENGINE_KEY, run_dir=work / "run", words=True), names, f"witness, {costs}"
+
+
+def summary(shape: TraceShape, served: list[Served], stalls_ms: list[float], seconds: float) -> dict[str, Any]:
+    """The summary of one trace. ``stalls_ms`` are the adapter loads that stalled a step during the trace."""
+    by_tier: dict[str, list[float]] = defaultdict(list)
+    attained: dict[int, list[bool]] = defaultdict(list)
+    seen: set[int] = set()
+    for each in served:
+        first = each.arrival.adapter not in seen
+        seen.add(each.arrival.adapter)
+        by_tier[each.tier if first or each.tier != "slot" else "slot, again"].append(each.answer.first_token_s)
+        attained[each.arrival.adapter % TENANTS].append(each.answer.first_token_s <= 1.0)
+    all_first = [each.answer.first_token_s for each in served]
+    return {
+        "trace": asdict(shape),
+        "requests": len(served),
+        "adapters_asked_for": len(seen),
+        "tokens_per_s": round(sum(each.answer.output_tokens for each in served) / seconds, 1),
+        "first_token_s": {"p50": round(quantile(all_first, 0.5), 4), "p99": round(quantile(all_first, 0.99), 4)},
+        "first_token_s_by_tier": {
+            tier: {
+                "requests": len(times),
+                "p50": round(quantile(times, 0.5), 4),
+                "p99": round(quantile(times, 0.99), 4),
+            }
+            for tier, times in sorted(by_tier.items())
+        },
+        "hit_rate": {tier: round(sum(each.tier == tier for each in served) / len(served), 4) for tier in TIERS},
+        "stall": {
+            "loads_in_step": len(stalls_ms),
+            "ms_p50": round(quantile(stalls_ms, 0.5), 2),
+            "ms_p99": round(quantile(stalls_ms, 0.99), 2),
+            "share_of_time": round(sum(stalls_ms) / 1000 / seconds, 4),
+        },
+        "jain_of_tenants_within_1_s": round(jain([statistics.fmean(each) for each in attained.values()]), 4),
+        "sent_late_p99_s": round(quantile([each.late_s for each in served], 0.99), 4),
+    }
+
+
+def judged(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each goal with the measured value."""
+    rounds = {row["adapters"]: row["rounds"] for row in result["saturated"]}
+    # Each ratio is of two loads that ran close together in time.
+    ratios = [most / five for most, five in zip(rounds[max(rounds)], rounds[5], strict=True)]
+    at_slots, at_twice = (row["p50_s"] for row in result["cliff"])
+    seen = {
+        "throughput at the most adapters / at 5": round(statistics.median(ratios), 3),
+        "TTFT p50 at twice the slots / at the slots": round(at_twice / at_slots, 3),
+        "TTFT p99 of an adapter only in S3, s": result["store_first_hit"]["p99_s"],
+    }
+    return {
+        goal: {"seen": seen[goal], "goal": bound, "met": seen[goal] >= bound if bound < 1 else seen[goal] <= bound}
+        for goal, bound in GOALS.items()
+    }
+
+
+def draw_result(result: dict[str, Any], path: Path) -> None:
+    """Time to first token and hit rates by number of adapters, one line per kind of trace, as SVG."""
+    import matplotlib as mpl  # late: a test of the figures needs no chart
+
+    mpl.use("svg")  # this backend needs no display
+    from matplotlib import pyplot as plt
+
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in result["traces"]:
+        shape = row["trace"]
+        kinds.setdefault(f"{shape['popularity']} {shape['skew']}, cv {shape['cv']:g}", []).append(row)
+    figure, (times, tiers) = plt.subplots(1, 2, figsize=(11, 4))
+    for name, rows in kinds.items():
+        counts = [row["trace"]["adapters"] for row in rows]
+        (line,) = times.plot(counts, [row["first_token_s"]["p50"] for row in rows], marker="o", label=name)
+        times.plot(counts, [row["first_token_s"]["p99"] for row in rows], ls=":", color=line.get_color())
+    times.set(xscale="log", yscale="log", xlabel="adapters", ylabel="seconds", title="TTFT: p50, and p99 dotted")
+    times.legend(fontsize=8)
+    rows = next(iter(kinds.values()))
+    counts, bottom = [str(row["trace"]["adapters"]) for row in rows], [0.0] * len(rows)
+    for tier in TIERS:
+        shares = [row["hit_rate"][tier] for row in rows]
+        tiers.bar(counts, shares, bottom=bottom, label=tier)
+        bottom = [low + share for low, share in zip(bottom, shares, strict=True)]
+    tiers.set(xlabel="adapters", ylabel="share of requests", title=f"Where the adapter lay ({next(iter(kinds))})")
+    tiers.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
 
 
 @click.command()

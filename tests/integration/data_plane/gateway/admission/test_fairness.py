@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.fairness import __main__ as fairness
-from benchmarks.fairness.load import TenantLoad, tokens_per_s
-from benchmarks.load import quantile
+from benchmarks.load import TenantLoad, quantile, tokens_per_s
 from tests.conftest import running_valkey
 
 pytestmark = pytest.mark.quiet

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.load import Answer, Load, quantile
-from benchmarks.lora.findings import judged, summary
+from benchmarks.lora.multilora import judged, summary
 from benchmarks.lora.replica import Served
 from benchmarks.lora.tax import CONCURRENCIES, Shape, ratios
 from benchmarks.trace import Arrival, TraceShape, draw, jain
