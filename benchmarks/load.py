@@ -57,7 +57,7 @@ async def send(
     if adapter:
         headers |= {"x-tenora-adapter": body["model"], "x-tenora-tenant": tenant}
     sent, first, events, last, adapter_load = time.perf_counter(), 0.0, 0, b"{}", None
-    async with session.post(f"{url}/v1/completions", json=body | {"stream": True}, headers=headers) as response:
+    async with session.post(f"{url}/v1/completions", json={**body, "stream": True}, headers=headers) as response:
         async for line in response.content:
             if line.startswith(b": tenora-load "):
                 adapter_load = msgspec.json.decode(line.removeprefix(b": tenora-load "))
