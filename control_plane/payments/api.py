@@ -62,7 +62,7 @@ class OwnPayments(Controller):
         """Open a page of Stripe's that saves a card for later payments. While the answer is 202, the page is not open
         yet: read it at `GET /api/v1/billing/pages/{id}`.
         """
-        operation = OpenSetupPage(request_id=new_id("pop"), success_url=data.success_url, cancel_url=data.cancel_url)
+        operation = OpenSetupPage(request_id=new_id("pop"), **msgspec.structs.asdict(data))
         return _opened(engine, idempotent, principal, payment_access, operation)
 
     @post("/portal", sync_to_thread=True, opt=_WRITE)
@@ -75,7 +75,7 @@ class OwnPayments(Controller):
         payment_access: NamedDependency[PaymentAccess],
     ) -> Response[PaymentPageView]:
         """Open a page of Stripe's on which the owner manages cards. Its address works once and for minutes."""
-        operation = OpenPortal(request_id=new_id("pop"), return_url=data.return_url)
+        operation = OpenPortal(request_id=new_id("pop"), **msgspec.structs.asdict(data))
         return _opened(engine, idempotent, principal, payment_access, operation)
 
     @post("/top-ups", sync_to_thread=True, opt=_WRITE)
@@ -88,12 +88,7 @@ class OwnPayments(Controller):
         payment_access: NamedDependency[PaymentAccess],
     ) -> Response[PaymentPageView]:
         """Open a page of Stripe's that sells credit. The credit is added once Stripe reports the payment."""
-        operation = OpenTopUpPage(
-            request_id=new_id("top"),
-            amount_cents=data.amount_cents,
-            success_url=data.success_url,
-            cancel_url=data.cancel_url,
-        )
+        operation = OpenTopUpPage(request_id=new_id("top"), **msgspec.structs.asdict(data))
         return _opened(engine, idempotent, principal, payment_access, operation)
 
     @get("/top-ups", sync_to_thread=True, opt=_READ)
