@@ -13,7 +13,7 @@ from benchmarks.load import quantile
 from billing.invoicing import what_if
 from billing.prices import price_book
 from billing.prices.card import PriceCard
-from billing.usage import queries
+from billing.usage import buckets
 from control_plane.usage import organization
 from control_plane.usage.organization import ReportRequest
 from control_plane.usage.organization_schemas import UsageGrouping
@@ -34,7 +34,7 @@ def report_ms(engine: sa.Engine, tenant_id: str) -> float:
     def read() -> None:
         with unit_of_work(engine) as session:
             end = database_now(session)
-            queries.usage(
+            buckets.usage(
                 session, tenant_id=tenant_id, start=end - _MONTH, end=end, bucket="1d", group_by="adapter"
             )  # fmt: skip
 

@@ -38,13 +38,6 @@ class PriceView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
-class EventPrice(NamedTuple):
-    """The price of an event. ``stale``: the event named a version that was not in force any more, or not yet."""
-
-    version: PriceView
-    stale: bool = False
-
-
 class PriceSpan(NamedTuple):
     """The version in force for a tenant from an instant on, until the next span. None: there was no price."""
 
@@ -70,17 +63,16 @@ class PriceBook:
         self._by_id = {version.id: version for held in versions.values() for version in held}
         self._spans: dict[str, tuple[PriceSpan, ...]] = {}
 
-    def of(self, event: UsageEvent, *, age_max: timedelta) -> EventPrice | None:
+    def of(self, event: UsageEvent, *, age_max: timedelta) -> PriceView | None:
         """The price of an event: that of the version it names, if the version was in force for the tenant when the
         request was admitted or at most ``age_max`` before, since a gateway may serve from a snapshot of that age.
-        Otherwise the version in force at admission, marked as ``stale``. None when there is none.
+        Otherwise the version in force at admission. None when there is none.
         """
         admitted = clock.from_ms(event.started_at_ms)
         named = self._by_id.get(event.price_version_id or "")
         if named is not None and self._was_in_force(event.tenant_id, named, admitted - age_max, admitted):
-            return EventPrice(named)
-        price = self.in_force(event.tenant_id, admitted)
-        return None if price is None else EventPrice(price, stale=event.price_version_id is not None)
+            return named
+        return self.in_force(event.tenant_id, admitted)
 
     def has_corrections(self, tenant_id: str) -> bool:
         """Whether any version that the tenant has or had makes usage cheaper than it is recorded, or charges for

@@ -2,9 +2,9 @@
 documents and checks read this table, and name no quantity of their own. Pure: no database.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import ROUND_UP, Decimal, localcontext
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -43,13 +43,24 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quantity(Measure, frozen=True, kw_only=True):
-    """A quantity of usage. ``count`` is the SQL of what a record or a sum has of it, ``amount`` the column of what that
-    costs, and ``requests`` the column of sums that counts the requests with any of it.
+    """A quantity of usage, which records and sums have in ``column``, without what they have in ``less``. ``amount`` is
+    the column of what it costs, and ``requests`` the column of sums that counts the requests with any of it.
     """
 
-    count: str
+    column: str
+    less: str | None = None
     amount: str
     requests: str
+
+    @property
+    def count(self) -> str:
+        """The SQL of what a record or a sum has of it."""
+        return self.column if self.less is None else f"({self.column} - {self.less})"
+
+    def counted(self, row: Mapping[str, Any]) -> int:  # columns of several types
+        """What a record or a sum has of it."""
+        whole: int = row[self.column]
+        return whole if self.less is None else whole - row[self.less]
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,19 +75,19 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 QUANTITIES: Final[dict[UsageKind, Quantity]] = {
     "uncached_input_tokens": Quantity(
         words="Prompt tokens", price="input_nanos", unit="token",
-        count="(input_tokens - cached_tokens)", amount="input_nanos", requests="uncached_requests",
+        column="input_tokens", less="cached_tokens", amount="input_nanos", requests="uncached_requests",
     ),
     "cached_input_tokens": Quantity(
         words="Cached prompt tokens", price="cached_input_nanos", unit="token",
-        count="cached_tokens", amount="cached_input_nanos", requests="cached_requests",
+        column="cached_tokens", amount="cached_input_nanos", requests="cached_requests",
     ),
     "output_tokens": Quantity(
         words="Generated tokens", price="output_nanos", unit="token",
-        count="output_tokens", amount="output_nanos", requests="output_requests",
+        column="output_tokens", amount="output_nanos", requests="output_requests",
     ),
     "kv_page_seconds": Quantity(
         words="KV page-seconds", price="kv_page_second_nanos", unit="page_second", scale=MS_PER_PAGE_SECOND,
-        count="kv_page_ms", amount="kv_nanos", requests="kv_requests",
+        column="kv_page_ms", amount="kv_nanos", requests="kv_requests",
     ),
 }  # fmt: skip
 """Usage, in the order of print."""

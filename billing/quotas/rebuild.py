@@ -348,10 +348,10 @@ def _add_unrecorded(
 
 
 def _cost(event: UsageEvent, book: PriceBook, price_age_max: timedelta) -> int:
-    price = book.of(event, age_max=price_age_max)
-    if price is None:
+    version = book.of(event, age_max=price_age_max)
+    if version is None:
         return 0
-    return rate(event, price.version.card.held(event.base_model, event.rank_class, event.service_tier)).amount_nanos
+    return rate(event, version.card.held(event.base_model, event.rank_class, event.service_tier)).amount_nanos
 
 
 def _add(

@@ -1,53 +1,71 @@
-"""Reads a tenant's usage in pages of time buckets, split by any of model, adapter, key and service tier.
+"""Reads a tenant's usage in time buckets, split by any of model, adapter, key, service tier and revision: as one answer
+(``usage``) or in pages (``read_page``).
 
-Whole days and hours come from sums (``billing.usage.resolution``). Records are read only for buckets of a minute,
-within a budget, and for the parts of an hour in which a range begins or ends.
+Whole days and hours come from sums (``billing.usage.resolution``). Records are read only for buckets of a minute, for
+the parts of an hour in which a range begins or ends, and by revision. Reading changes nothing and never includes
+another tenant.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import add, itemgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.sql.elements import Grouping, SQLCoreOperations
 from sqlmodel import Session, col
 
 from billing.prices import price_book
-from billing.settings import USAGE_RECORDS_MAX, USAGE_ROWS_MAX
+from billing.prices.quantities import AMOUNTS, COUNTED
+from billing.settings import USAGE_BUCKETS_MAX, USAGE_RECORDS_MAX, USAGE_ROWS_MAX
 from billing.usage import resolution
 from billing.usage.models import UsageHour
 from billing.usage.resolution import Filters
 from billing.usage.sums import hour_of
+from billing.usage.views import GroupBy, Service
 from core.contracts.grants import ServiceTier
+from core.contracts.replicas import Tier
+from core.contracts.usage import Outcome
 from core.db import Instant
 from core.errors import InvalidRequest
-from core.periods import BUCKET_LENGTH, EPOCH, Bucket, Period, bucket_start
+from core.periods import BUCKET_LENGTH, EPOCH, Bucket, Period, aware, bucket_count, bucket_start
+from core.spend_windows import window_at
 
-Dimension = Literal["model", "project_id", "api_key_id", "service_tier"]
+Dimension = Literal["base_model", "adapter_id", "key_id", "service_tier", "revision_id"]
+"""What usage is split by. An adapter of "" is the base model itself."""
 
-DIMENSIONS: Final[dict[Dimension, str]] = {
-    "model": "base_model", "project_id": "adapter_id", "api_key_id": "key_id", "service_tier": "service_tier",
-}  # fmt: skip
-"""The columns behind OpenAI's words: a project is an adapter, "" the base model itself."""
-
+_DIMENSIONS: Final[dict[GroupBy | None, tuple[Dimension, ...]]] = {
+    None: (),
+    "adapter": ("base_model", "adapter_id"),
+    "base_model": ("base_model",),
+    "key": ("key_id",),
+    "revision": ("base_model", "adapter_id", "revision_id"),
+}
 _HOUR: Final = timedelta(hours=1)
 _PRICED: Final = ("price_version_id", "base_model", "rank_class", "service_tier")
 _Priced = tuple[str, str, int, ServiceTier]
-_COUNTS: Final = (
-    "requests", "input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens", "kv_page_ms",
-    "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
+_SUMS: Final = ("requests", "estimated_requests", *COUNTED, *AMOUNTS)
+_SERVED: Final = (
+    "revision_id", "outcome", "adapter_tier", "first_token_ms", "duration_ms", "stall_ms",
 )  # fmt: skip
+_PERCENTILES: Final = {"p50": 50, "p99": 99}
+_OUTCOMES: Final = get_args(Outcome)
+_TIERS: Final = get_args(Tier)
 
 
 class BucketQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read. None in a filter stands for all; buckets are whole in UTC, except the first and the last one."""
+    """What to read. None in a filter stands for all. Days are those of the IANA time ``zone``, of 23 to 25 hours;
+    minutes and hours are those of UTC.
+    """
 
     tenant_id: str
     period: Period
     width: Bucket
     group_by: tuple[Dimension, ...] = ()
+    zone: str = "UTC"
     models: tuple[str, ...] | None = None
     adapter_ids: tuple[str, ...] | None = None
     key_ids: tuple[str, ...] | None = None
@@ -61,13 +79,18 @@ class UsagePosition(NamedTuple):
 
 
 class UsageGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The usage of one group in the bucket that begins at ``start``. Only what was grouped by is set.
+    """The usage of one group in the bucket that begins at ``start``. Only the ids that were grouped by are set, and
+    ``service`` by revision. ``input_tokens`` includes cached ones and ``aborted_prefill_tokens``, which are prompt
+    tokens of requests that were aborted before their first token. ``estimated_requests`` are those whose gateway died,
+    charged by their last checkpoint.
 
-    ``cached_savings_nanos`` is what the cached tokens would have cost beyond their price, had they not been cached.
+    ``cached_savings_nanos`` is what the cached tokens would have cost beyond their price, had they not been cached. It
+    is read with pages only.
     """
 
     start: datetime
     requests: int
+    estimated_requests: int
     input_tokens: int
     cached_tokens: int
     aborted_prefill_tokens: int
@@ -77,11 +100,13 @@ class UsageGroup(msgspec.Struct, frozen=True, kw_only=True):
     cached_input_nanos: int
     output_nanos: int
     kv_nanos: int
-    cached_savings_nanos: int
-    model: str | None = None
-    project_id: str | None = None
-    api_key_id: str | None = None
+    cached_savings_nanos: int = 0
+    base_model: str | None = None
+    adapter_id: str | None = None
+    key_id: str | None = None
     service_tier: str | None = None
+    revision_id: str | None = None
+    service: Service | None = None
 
     @property
     def amount_nanos(self) -> int:
@@ -97,17 +122,43 @@ class UsagePage(NamedTuple):
     following: UsagePosition | None
 
 
+def usage(
+    session: Session,
+    *,
+    tenant_id: str,
+    start: datetime,
+    end: datetime,
+    bucket: Bucket,
+    group_by: GroupBy | None = None,
+    zone: str = "UTC",
+) -> list[UsageGroup]:
+    """One tenant's usage settled in ``[start, end)``, by bucket and group; buckets without usage are left out."""
+    period = _checked(Period(aware(start, "start"), aware(end, "end")), bucket)
+    query = BucketQuery(tenant_id=tenant_id, period=period, width=bucket, group_by=_DIMENSIONS[group_by], zone=zone)
+    rows = session.connection().execute(_statement(query, period)).mappings().all()
+    if len(rows) > USAGE_ROWS_MAX:
+        raise InvalidRequest(
+            f"the answer would have more than {USAGE_ROWS_MAX} rows; ask for a shorter range, a longer bucket "
+            "or no group_by.",
+            param="group_by",
+        )
+    return [
+        UsageGroup(**{name: value for name, value in row.items() if "." not in name}, service=_service(dict(row)))
+        for row in rows
+    ]
+
+
 def read_page(session: Session, query: BucketQuery, position: UsagePosition, *, buckets_max: int) -> UsagePage:
-    """At most ``buckets_max`` buckets from ``position`` on. Pages of many groups end within a bucket, pages of minutes
-    with many records earlier; the next page goes on there.
+    """At most ``buckets_max`` buckets of UTC from ``position`` on; the first begins there. Pages of many groups end
+    within a bucket, pages of minutes with many records earlier; the next page goes on there.
     """
     end = query.period.end
     until = min(end, bucket_start(position.start, query.width) + buckets_max * BUCKET_LENGTH[query.width])
     period = Period(position.start, until)
     if query.width == "1m":
         period = _within_budget(session, query.tenant_id, period)
-    rows = session.connection().execute(_statement(query, period, position.after)).all()
-    groups = _merged(session, query, rows[:USAGE_ROWS_MAX])
+    rows = session.connection().execute(_statement(query, period, _PRICED, position.after)).all()
+    groups = list(_merged(session, query, rows[:USAGE_ROWS_MAX], period.start))
     if len(rows) > USAGE_ROWS_MAX:
         return _cut(query, groups)
     return UsagePage(groups, period.end, UsagePosition(period.end) if period.end < end else None)
@@ -148,43 +199,116 @@ def _within_budget(session: Session, tenant_id: str, period: Period) -> Period:
     return Period(period.start, max(until, min(hour_of(period.start) + _HOUR, period.end)))
 
 
-def _statement(query: BucketQuery, period: Period, after: Sequence[str]) -> sa.Select[Any]:  # columns of several types
+def _statement(
+    query: BucketQuery, period: Period, priced: Sequence[str] = (), after: Sequence[str] = ()
+) -> sa.Select[Any]:  # columns of several types
+    """The sums by bucket, group and the columns of ``priced``, after the group ``after`` of the first bucket."""
+    days = _midnights(period, query.zone) if query.width == "1d" and query.zone != "UTC" else []
+    by_revision = "revision_id" in query.group_by  # only records say it, and how a request was served
+    width: Bucket = "1m" if by_revision else _summed_width(query.width, days)
     filters = Filters(query.tenant_id, query.models, query.adapter_ids, query.key_ids)
-    used = resolution.used(filters, period, query.width, _COUNTS)
-    start = sa.func.greatest(
-        sa.func.date_bin(BUCKET_LENGTH[query.width], used.c.at, EPOCH, type_=Instant),
-        period.start,
-        type_=Instant,
+    used = resolution.used(filters, period, width, _SUMS, also=_SERVED if by_revision else ())
+    rows = sa.select(_bucket_start(used.c.at, query.width, days), *used.c).subquery("bucketed")
+    keys = [rows.c.start, *(rows.c[name] for name in query.group_by)]
+    every = list(dict.fromkeys([*keys, *(rows.c[name] for name in priced)]))
+    sums = (_sum(rows.c[name]).label(name) for name in _SUMS)
+    service = _service_columns(rows) if by_revision else ()
+    statement = sa.select(*every, *sums, *service).group_by(*every).order_by(*keys).limit(USAGE_ROWS_MAX + 1)
+    if not after:
+        return statement
+    first = sa.literal(bucket_start(period.start, query.width), keys[0].type)
+    return statement.where(sa.tuple_(*keys) > sa.tuple_(first, *after))
+
+
+def _summed_width(bucket: Bucket, days: Sequence[datetime]) -> Bucket:
+    """The width of the sums that make buckets. A local day is made of hours, if each begins with an hour of UTC."""
+    if not days:
+        return bucket
+    return "1h" if all(hour_of(each) == each for each in days[1:]) else "1m"
+
+
+def _midnights(period: Period, zone: str) -> list[datetime]:
+    """The starts of the local days that a period touches, in order."""
+    found = [window_at(zone, "day", period.start).start]
+    while (following := window_at(zone, "day", found[-1]).end) < period.end:
+        found.append(following)
+    return found
+
+
+def _bucket_start(
+    instant: SQLCoreOperations[datetime], bucket: Bucket, days: Sequence[datetime]
+) -> sa.ColumnElement[datetime]:
+    if days:
+        starts = sa.literal(list(days), ARRAY(Instant))
+        day: sa.ColumnElement[datetime] = Grouping(starts)[sa.func.width_bucket(instant, starts)]
+        return day.label("start")
+    start: sa.ColumnElement[datetime] = sa.func.date_bin(BUCKET_LENGTH[bucket], instant, EPOCH, type_=Instant)
+    return start.label("start")
+
+
+def _checked(period: Period, bucket: Bucket) -> Period:
+    if period.start >= period.end:
+        raise InvalidRequest(f"end is {period.end.isoformat()}, not after start; make it later.", param="end")
+    if (buckets := bucket_count(period, bucket)) > USAGE_BUCKETS_MAX:
+        raise InvalidRequest(
+            f"{buckets} buckets of {bucket} lie between start and end; at most {USAGE_BUCKETS_MAX} are answered. "
+            "Ask for a shorter range or a longer bucket.",
+            param="bucket",
+        )
+    return period
+
+
+def _service_columns(rows: sa.Subquery) -> list[sa.Label[Any]]:  # columns of several types
+    """The columns of ``Service``, named by its fields."""
+    columns: list[sa.Label[Any]] = [_sum(rows.c.stall_ms).label("service.stall_ms")]
+    for name, percent in _PERCENTILES.items():
+        percentile = sa.func.percentile_disc(sa.literal_column(f"{percent} / 100.0"))  # disc: a value that was measured
+        columns += [
+            percentile.within_group(rows.c.first_token_ms).label(f"service.first_token_ms_{name}"),
+            percentile.within_group(rows.c.duration_ms)
+            .filter(rows.c.outcome == "done")
+            .label(f"service.duration_ms_{name}"),
+        ]
+    for field, column, values in (("outcomes", rows.c.outcome, _OUTCOMES), ("tiers", rows.c.adapter_tier, _TIERS)):
+        columns += [
+            sa.func.count().filter(column == value, rows.c.requests > 0).label(f"service.{field}.{value}")
+            for value in values
+        ]
+    return columns
+
+
+def _service(row: Mapping[str, Any]) -> Service | None:  # columns of several types
+    said = {name.removeprefix("service."): value for name, value in row.items() if name.startswith("service.")}
+    if not said:
+        return None
+    return Service(
+        stall_ms=said["stall_ms"],
+        outcomes={name: said[f"outcomes.{name}"] for name in _OUTCOMES if said[f"outcomes.{name}"]},
+        tiers={name: said[f"tiers.{name}"] for name in _TIERS if said[f"tiers.{name}"]},
+        **{name: value for name, value in said.items() if name.rpartition("_")[2] in _PERCENTILES},
     )
-    rows = sa.select(start.label("start"), *used.c).subquery("bucketed")
-    keys = [rows.c.start, *(rows.c[DIMENSIONS[name]] for name in query.group_by)]
-    priced = [rows.c[name] for name in _PRICED]
-    sums = (sa.cast(sa.func.sum(rows.c[name]), sa.BigInteger).label(name) for name in _COUNTS)
-    statement = sa.select(*dict.fromkeys([*keys, *priced]), *sums).group_by(*keys, *priced).order_by(*keys)
-    if after:
-        statement = statement.where(sa.tuple_(*keys) > sa.tuple_(sa.literal(period.start, keys[0].type), *after))
-    return statement.limit(USAGE_ROWS_MAX + 1)
 
 
-def _merged(session: Session, query: BucketQuery, rows: Sequence[sa.Row[Any]]) -> list[UsageGroup]:
-    """One group of the rows with the same key, which differ in their prices."""
+def _merged(
+    session: Session, query: BucketQuery, rows: Sequence[sa.Row[Any]], begins: datetime
+) -> Iterator[UsageGroup]:
+    """One group of the rows with the same key, which differ in their prices. The first bucket begins at ``begins``."""
     if not rows:
-        return []
+        return
     columns = {name: position for position, name in enumerate(rows[0]._fields)}
-    key_of = itemgetter(*(columns[name] for name in ("start", *(DIMENSIONS[each] for each in query.group_by))))
-    price_of = itemgetter(*(columns[name] for name in _PRICED))
-    prices = _input_prices(session, {price_of(row) for row in rows})
     fields = ("start", *query.group_by)
-    groups: list[UsageGroup] = []
+    key_of = itemgetter(*(columns[name] for name in fields), columns["start"])  # twice, so that it is a tuple
+    price_of = itemgetter(*(columns[name] for name in _PRICED))
+    cached, cached_nanos = columns["cached_tokens"], columns["cached_input_nanos"]
+    prices = _input_prices(session, {price_of(row) for row in rows})
     for key, same in groupby(rows, key=key_of):
-        first, *others = same
-        counts, savings = first[-len(_COUNTS) :], _saving(first, prices[price_of(first)], columns)
-        for row in others:
-            counts = tuple(map(add, counts, row[-len(_COUNTS) :]))
-            savings += _saving(row, prices[price_of(row)], columns)
-        owner = dict(zip(fields, key if query.group_by else (key,), strict=True))
-        groups.append(UsageGroup(cached_savings_nanos=savings, **owner, **dict(zip(_COUNTS, counts, strict=True))))
-    return groups
+        sums, savings = (0,) * len(_SUMS), 0
+        for row in same:
+            sums = tuple(map(add, sums, row[-len(_SUMS) :]))
+            savings += row[cached] * prices[price_of(row)] - row[cached_nanos]
+        found: dict[str, Any] = dict(zip((*fields, *_SUMS), (*key[:-1], *sums), strict=True))  # ids and integers
+        found["start"] = max(found["start"], begins)
+        yield UsageGroup(cached_savings_nanos=savings, **found)
 
 
 def _input_prices(session: Session, priced: Collection[_Priced]) -> dict[_Priced, int]:
@@ -196,6 +320,6 @@ def _input_prices(session: Session, priced: Collection[_Priced]) -> dict[_Priced
     }
 
 
-def _saving(row: sa.Row[Any], input_nanos: int, columns: Mapping[str, int]) -> int:
-    saved: int = row[columns["cached_tokens"]] * input_nanos - row[columns["cached_input_nanos"]]
-    return saved
+def _sum(values: SQLCoreOperations[int]) -> sa.ColumnElement[int]:
+    """Postgres sums bigint as numeric; tokens and nanodollars fit a bigint."""
+    return sa.cast(sa.func.coalesce(sa.func.sum(values), 0), sa.BigInteger)

@@ -19,8 +19,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from billing import metrics
 from billing.settings import BillingSettings
-from billing.usage.recording import ReceivedEvent, RecordingLimits, RecordingResult, record
+from billing.usage.recording import RecordingLimits, RecordingResult, record
 from billing.usage.stream import Refusal, StreamEntry, UsageStream, decode_event
+from core.contracts.usage import UsageEvent
 from core.db import unit_of_work
 
 # DBAPIError without its two subclasses that speak of the data itself, which never leave this module.
@@ -83,51 +84,47 @@ class Meter:
         if not entries:
             return
         begun = time.monotonic()
-        arrivals: list[ReceivedEvent] = []
+        events: dict[bytes, UsageEvent] = {}
         refused: dict[bytes, Refusal] = {}
         for entry in entries:
             match decode_event(entry.payload):
                 case Refusal() as refusal:
                     refused[entry.id] = refusal
                 case event:
-                    arrivals.append(ReceivedEvent(entry.id, event))
-        recording = self._record(arrivals)
-        self._stream.acknowledge([*(arrival.entry_id for arrival in recording.recorded), *recording.duplicates])
-        metrics.RECORDS.inc(len(recording.recorded))
-        metrics.TOKENS.inc(sum(one.event.input_tokens + one.event.output_tokens for one in recording.recorded))
+                    events[entry.id] = event
+        result = self._record(events)
+        self._stream.acknowledge([*result.recorded, *result.duplicates])
+        metrics.RECORDS.inc(len(result.recorded))
+        metrics.TOKENS.inc(sum(event.input_tokens + event.output_tokens for event in result.recorded.values()))
         for watcher in self._watchers:
-            watcher.add(arrival.event.tenant_id for arrival in arrivals)
+            watcher.add(event.tenant_id for event in events.values())
         self._announce()
-        metrics.DUPLICATES.inc(len(recording.duplicates))
-        self._refuse({entry.id: entry for entry in entries}, refused | recording.refused)
+        metrics.DUPLICATES.inc(len(result.duplicates))
+        self._refuse({entry.id: entry for entry in entries}, refused | result.refused)
         metrics.BATCH_SECONDS.observe(time.monotonic() - begun)
 
-    def _record(self, arrivals: Sequence[ReceivedEvent]) -> RecordingResult:
+    def _record(self, events: Mapping[bytes, UsageEvent]) -> RecordingResult:
         """Record in one transaction. When the data itself makes it fail, halve the batch until the failing entry is
         alone.
         """
-        if not arrivals:
-            return RecordingResult(recorded=[], duplicates=[], refused={})
+        if not events:
+            return RecordingResult({}, [], {})
         try:
             with unit_of_work(self._engine) as session:
-                return record(session, arrivals, self._limits)
+                return record(session, events, self._limits)
         except Exception as error:
             if isinstance(error, OUTAGES) and not isinstance(error, DataError | IntegrityError):
                 raise
-            if len(arrivals) == 1:
+            if len(events) == 1:
+                (entry_id,) = events
                 if not isinstance(error, DBAPIError):  # a defect in our code: only the traceback shows where
-                    _log.exception("usage event cannot be stored", entry=arrivals[0].entry_id.decode())
+                    _log.exception("usage event cannot be stored", entry=entry_id.decode())
                 reason = f"{type(error).__name__}: {getattr(error, 'orig', error)}"[:500]
-                return RecordingResult(
-                    recorded=[], duplicates=[], refused={arrivals[0].entry_id: Refusal("unstorable", reason)}
-                )
-        middle = len(arrivals) // 2
-        first, second = self._record(arrivals[:middle]), self._record(arrivals[middle:])
-        return RecordingResult(
-            recorded=first.recorded + second.recorded,
-            duplicates=first.duplicates + second.duplicates,
-            refused=first.refused | second.refused,
-        )
+                return RecordingResult({}, [], {entry_id: Refusal("unstorable", reason)})
+        entry_ids = list(events)
+        halves = entry_ids[: len(entry_ids) // 2], entry_ids[len(entry_ids) // 2 :]
+        first, second = (self._record({each: events[each] for each in half}) for half in halves)
+        return first.joined(second)
 
     def _refuse(self, entries: Mapping[bytes, StreamEntry], refused: Mapping[bytes, Refusal]) -> None:
         """Leave refused entries pending for another attempt; move those without attempts left to the dead letters."""

@@ -28,11 +28,15 @@ class Filters(NamedTuple):
     key_ids: tuple[str, ...] | None = None
 
 
-def used(filters: Filters, period: Period, width: Bucket, counts: Sequence[str]) -> sa.Subquery:
+def used(
+    filters: Filters, period: Period, width: Bucket, counts: Sequence[str], *, also: Sequence[str] = ()
+) -> sa.Subquery:
     """The usage of a period in rows with their instant ``at``, their owner, their price and ``counts``, fit for UTC
-    buckets of ``width``. "" and 0 stand for no adapter and no rank class.
+    buckets of ``width``. "" and 0 stand for no adapter and no rank class. ``also`` are columns that only records have,
+    and so only buckets of a minute.
     """
-    return sa.union_all(*(_rows(filters, *source, counts) for source in _sources(period, width))).subquery("used")
+    columns = (*counts, *also)
+    return sa.union_all(*(_rows(filters, *source, columns) for source in _sources(period, width))).subquery("used")
 
 
 def _sources(period: Period, width: Bucket) -> Iterator[tuple[Table, Any, list[Period]]]:

@@ -6,7 +6,7 @@ request. Rows are written in the order of their keys, so that two workers wait f
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlmodel import Session, SQLModel
 
+from billing.prices.quantities import AMOUNTS, COUNTED, QUANTITIES, Quantity
 from billing.usage.models import UsageDay, UsageHour, UsageMonth, UsageReplicaHour
 from core import clock
 from core.contracts.usage import REST
@@ -26,22 +27,15 @@ Row = Mapping[str, Any]  # the columns of a usage record
 NOT_LATE: Final = EPOCH
 """``late_from`` of a sum of usage that is not late: keys hold no NULL."""
 
-HOUR_KEY: Final = (
+_HOUR_KEY: Final = (
     "tenant_id", "hour", "late_from", "key_id", "base_model", "adapter_id", "revision_id", "rank_class",
     "price_version_id", "service_tier",
-)  # fmt: skip
-HOUR_SUMS: Final = (
-    "requests", "estimated_requests", "input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens",
-    "kv_page_ms", "uncached_requests", "cached_requests", "output_requests", "kv_requests",
-    "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
 )  # fmt: skip
 _DAY_KEY: Final = (
     "tenant_id", "day", "key_id", "base_model", "adapter_id", "rank_class", "price_version_id", "service_tier",
 )  # fmt: skip
-_DAY_SUMS: Final = (
-    "requests", "estimated_requests", "input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens",
-    "kv_page_ms", "input_nanos", "cached_input_nanos", "output_nanos", "kv_nanos",
-)  # fmt: skip
+_DAY_SUMS: Final = ("requests", "estimated_requests", *COUNTED, *AMOUNTS)
+_HOUR_SUMS: Final = (*_DAY_SUMS, *(quantity.requests for quantity in QUANTITIES.values()))
 _REPLICA_KEY: Final = ("hour", "replica_id", "tenant_id", "base_model")
 _REPLICA_SUMS: Final = (
     "requests", "estimated_requests", "input_tokens", "exact_cached_tokens", "aborted_prefill_tokens", "output_tokens",
@@ -49,12 +43,6 @@ _REPLICA_SUMS: Final = (
 )  # fmt: skip
 _MONTH_KEY: Final = ("tenant_id", "month", "key_id")
 _MONTH_SUMS: Final = ("input_tokens", "cached_tokens", "output_tokens", "amount_nanos")
-_COUNTED: Final[Mapping[str, Callable[[Row], bool]]] = {
-    "uncached_requests": lambda used: used["input_tokens"] > used["cached_tokens"],
-    "cached_requests": lambda used: used["cached_tokens"] > 0,
-    "output_requests": lambda used: used["output_tokens"] > 0,
-    "kv_requests": lambda used: used["kv_page_ms"] > 0,
-}
 
 
 def add(session: Session, records: Iterable[tuple[Row, Row | None]]) -> None:
@@ -80,9 +68,9 @@ def _write_hours(session: Session, hours: Mapping[tuple[Any, ...], Counter[str]]
     """Write sums by hour, and the same by day."""
     days: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     for key, total in hours.items():
-        owner = dict(zip(HOUR_KEY, key, strict=True)) | {"day": bucket_start(key[1], "1d")}
+        owner = dict(zip(_HOUR_KEY, key, strict=True)) | {"day": bucket_start(key[1], "1d")}
         days[tuple(owner[name] for name in _DAY_KEY)].update({name: total[name] for name in _DAY_SUMS})
-    _write(session, UsageHour, HOUR_KEY, HOUR_SUMS, hours)
+    _write(session, UsageHour, _HOUR_KEY, _HOUR_SUMS, hours)
     _write(session, UsageDay, _DAY_KEY, _DAY_SUMS, days)
 
 
@@ -103,12 +91,16 @@ def _hour_key(row: Row) -> tuple[Any, ...]:
 
 def _hour_sums(row: Row, estimate: Row | None) -> dict[str, int]:
     return {
-        **{name: row[name] for name in HOUR_SUMS if name in row},
+        **{name: row[name] for name in _HOUR_SUMS if name in row},
         "requests": not row["request_id"].endswith(REST),
         "estimated_requests": row["estimated"],
         # A request with an estimate and a rest is one request for each quantity.
-        **{name: used(row) and not (estimate is not None and used(estimate)) for name, used in _COUNTED.items()},
+        **{each.requests: _is_used(each, row) and not _is_used(each, estimate) for each in QUANTITIES.values()},
     }
+
+
+def _is_used(quantity: Quantity, row: Row | None) -> bool:
+    return row is not None and quantity.counted(row) > 0
 
 
 def _replica_sums(row: Row) -> dict[str, int]:

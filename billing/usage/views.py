@@ -29,30 +29,6 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     tiers: Annotated[dict[str, int], about("Requests by the adapter's place on arrival: slot, memory, disk or store.")]
 
 
-class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage settled in ``[start, start + bucket)``. Only the ids that were grouped by are set; ``adapter_id`` None
-    under ``group_by="adapter"`` is the base model itself. ``input_tokens`` includes cached ones and
-    ``aborted_prefill_tokens``, which are prompt tokens of requests that were aborted before their first token.
-    ``estimated_requests`` are those whose gateway died, charged by their last checkpoint. ``service`` is set when
-    grouped by revision.
-    """
-
-    start: datetime
-    requests: int
-    estimated_requests: int
-    input_tokens: int
-    cached_tokens: int
-    aborted_prefill_tokens: int
-    output_tokens: int
-    kv_page_ms: int
-    amount_nanos: int
-    adapter_id: str | None = None
-    base_model: str | None = None
-    key_id: str | None = None
-    revision_id: str | None = None
-    service: Service | None = None
-
-
 class AmendmentView(msgspec.Struct, frozen=True, kw_only=True):
     """One part of an amendment of usage: the ``reversal`` of what was charged, or its ``replacement``. The reversal's
     quantities and amount are taken back.

@@ -16,8 +16,8 @@ from billing.limits import spend_limits
 from billing.limits.views import SpendLimitView
 from billing.notifications import endpoints
 from billing.tax import profiles
-from billing.usage import queries
-from billing.usage.queries import MonthUse
+from billing.usage import months
+from billing.usage.months import MonthUse
 from control_plane.paging import Page, decode_cursor, encode_cursor, page_of
 from control_plane.tenants import service
 from control_plane.tenants.models import Tenant
@@ -78,7 +78,7 @@ def limit_used_ppm(limits: Limits, used: MonthUse, own: Iterable[SpendLimitView]
 
 def _with_month(session: Session, tenants: Sequence[TenantView]) -> list[ListedTenant]:
     ids = [tenant.id for tenant in tenants]
-    used = queries.month_uses(session, ids)
+    used = months.month_uses(session, ids)
     costs = report.costs_of_tenants(session, ids, since=month_start(database_now(session)))
     own_limits = spend_limits.limits_of(session, ids)
     return [

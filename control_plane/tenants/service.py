@@ -13,7 +13,7 @@ from billing.limits.spending import PublishedSpending
 from billing.prices import overrides
 from billing.prices.price_book import PriceView
 from billing.subscriptions import assignments
-from billing.usage.queries import charged_before_month
+from billing.usage.months import charged_before_month
 from control_plane.audit import service as audit
 from control_plane.plans import service as plans
 from control_plane.plans.schemas import PlanView

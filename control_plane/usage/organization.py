@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import Engine
 
 from billing.documents.csv_lines import csv_line, dollar_text, dollars
+from billing.prices.quantities import QUANTITIES
 from billing.usage.buckets import BucketQuery, Dimension, UsageGroup, UsagePosition, read_page
 from control_plane.usage.organization_schemas import (
     BucketPage,
@@ -36,7 +37,12 @@ USAGE_LIMITS: Final[dict[Bucket, tuple[int, int]]] = {"1m": (60, 1440), "1h": (2
 COST_LIMITS: Final[dict[Bucket, tuple[int, int]]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 180)}
 """Buckets of a page by default and at most, by width, as OpenAI has them."""
 
-_KINDS: Final = ("uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds")
+_DIMENSIONS: Final[dict[UsageGrouping | CostItemGrouping, Dimension]] = {
+    "model": "base_model", "line_item": "base_model", "project_id": "adapter_id", "api_key_id": "key_id",
+    "service_tier": "service_tier",
+}  # fmt: skip
+"""What OpenAI's words group by: a project is an adapter, a line item a kind of usage of a base model."""
+
 _USAGE_COLUMNS: Final = (
     "start_time", "end_time", "model", "project_id", "api_key_id", "num_model_requests", "input_tokens",
     "input_cached_tokens", "output_tokens", "kv_page_ms", "amount_usd", "cached_savings_usd", "service_tier",
@@ -156,14 +162,12 @@ def _query(request: ReportRequest) -> BucketQuery:
     if end <= start:
         raise InvalidRequest("end_time: must be later than start_time.", param="end_time")
     _check_line_items(request)
-    dimensions: list[Dimension] = [each for each in request.group_by if each != "line_item"]
-    if "line_item" in request.group_by:
-        dimensions.append("model")
+    words = sorted(request.group_by, key=lambda each: each == "line_item")
     return BucketQuery(
         tenant_id=request.tenant_id,
         period=Period(start, end),
         width=request.width,
-        group_by=tuple(dict.fromkeys(dimensions)),
+        group_by=tuple(dict.fromkeys(_DIMENSIONS[each] for each in words)),
         models=_models(request),
         adapter_ids=request.project_ids,
         key_ids=request.api_key_ids,
@@ -176,9 +180,9 @@ def _check_line_items(request: ReportRequest) -> None:
     if "line_item" not in request.group_by:
         raise InvalidRequest("line_items: add group_by=line_item to choose among them.", param="line_items")
     for item in request.line_items:
-        if item.rpartition(", ")[2] not in _KINDS:
+        if item.rpartition(", ")[2] not in QUANTITIES:
             raise InvalidRequest(
-                f'line_items: write "MODEL, KIND", as group_by=line_item shows them. Kinds: {", ".join(_KINDS)}.',
+                f'line_items: write "MODEL, KIND", as group_by=line_item shows them. Kinds: {", ".join(QUANTITIES)}.',
                 param="line_items",
             )
 
@@ -227,27 +231,26 @@ def _usage(group: UsageGroup) -> CompletionsUsage:
         input_cached_tokens=group.cached_tokens,
         input_uncached_tokens=group.input_tokens - group.cached_tokens,
         num_model_requests=group.requests,
+        model=group.base_model,
+        project_id=group.adapter_id,
+        api_key_id=group.key_id,
     )
 
 
 def _costs(group: UsageGroup, request: ReportRequest) -> list[CompletionsCosts]:
     if "line_item" not in request.group_by:
         return [_cost(group, group.amount_nanos)]
-    items = (
-        ("uncached_input_tokens", Decimal(group.input_tokens - group.cached_tokens), group.input_nanos),
-        ("cached_input_tokens", Decimal(group.cached_tokens), group.cached_input_nanos),
-        ("output_tokens", Decimal(group.output_tokens), group.output_nanos),
-        ("kv_page_seconds", Decimal(group.kv_page_ms).scaleb(-3), group.kv_nanos),
-    )
+    used = msgspec.structs.asdict(group)
     return [
         msgspec.structs.replace(
-            _cost(group, nanos),
-            line_item=f"{group.model}, {kind}",
-            quantity=quantity,
-            quantity_unit="page_seconds" if kind == "kv_page_seconds" else "tokens",
+            _cost(group, used[quantity.amount]),
+            line_item=f"{group.base_model}, {kind}",
+            quantity=quantity.in_units(quantity.counted(used)),
+            quantity_unit="page_seconds" if quantity.unit == "page_second" else "tokens",
         )
-        for kind, quantity, nanos in items
-        if quantity and (request.line_items is None or f"{group.model}, {kind}" in request.line_items)
+        for kind, quantity in QUANTITIES.items()
+        if quantity.counted(used)
+        and (request.line_items is None or f"{group.base_model}, {kind}" in request.line_items)
     ]
 
 
@@ -255,8 +258,8 @@ def _cost(group: UsageGroup, nanos: int) -> CompletionsCosts:
     return CompletionsCosts(
         amount=CostAmount(value=dollars(nanos), value_exact=dollar_text(nanos)),
         amount_nanos=nanos,
-        project_id=group.project_id,
-        api_key_id=group.api_key_id,
+        project_id=group.adapter_id,
+        api_key_id=group.key_id,
     )
 
 

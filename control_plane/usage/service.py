@@ -5,12 +5,14 @@ from zoneinfo import available_timezones
 
 from sqlmodel import Session
 
-from billing.usage import queries as usage_queries
-from billing.usage.views import GroupBy, UsageBucket
+from billing.usage import buckets
+from billing.usage.buckets import UsageGroup
+from billing.usage.views import GroupBy
 from control_plane.registry.adapters import service as adapters
 from control_plane.usage.schemas import UsageRow, UsageView
 from core.errors import InvalidRequest
-from core.periods import YEAR_FIRST, YEAR_LAST, Bucket
+from core.periods import Bucket, aware
+from core.rating import MS_PER_PAGE_SECOND
 from core.struct_types import view_of
 
 
@@ -34,40 +36,30 @@ def report(
             code="unknown_zone",
             param="time_zone",
         )
-    _require_instant(end, "end")
     if start is None:
         start = end - timedelta(days=1)
-    _require_instant(start, "start")
-    if end <= start:
-        raise InvalidRequest("end: must be later than start.", param="end")
+    aware(end, "end")
+    aware(start, "start")
     if end - start > timedelta(days=days_max):
         raise InvalidRequest(
             f"start: one query may cover at most {days_max} days. Request a shorter range.", param="start"
         )
-    found = usage_queries.usage(
+    found = buckets.usage(
         session, tenant_id=tenant_id, start=start, end=end, bucket=bucket, group_by=group_by, zone=time_zone
     )
     names = {}
     if group_by in ("adapter", "revision"):
-        ids = {row.adapter_id for row in found if row.adapter_id is not None}
+        ids = {row.adapter_id for row in found if row.adapter_id}
         names = adapters.names_of(session, tenant_id=tenant_id, adapter_ids=ids)
     return UsageView(start=start, end=end, data=[_row(row, group_by, names) for row in found])
 
 
-def _require_instant(instant: datetime, param: str) -> None:
-    if instant.tzinfo is None:
-        raise InvalidRequest(f"{param}: add a UTC offset, as in 2026-01-01T00:00:00Z.", param=param)
-    if not YEAR_FIRST <= instant.year <= YEAR_LAST:
-        raise InvalidRequest(f"{param}: use a year from {YEAR_FIRST} to {YEAR_LAST}.", param=param)
-
-
-def _row(bucket: UsageBucket, group_by: GroupBy | None, names: dict[str, str]) -> UsageRow:
+def _row(bucket: UsageGroup, group_by: GroupBy | None, names: dict[str, str]) -> UsageRow:
     by_adapter = group_by in ("adapter", "revision")
     return view_of(
         bucket,
         UsageRow,
-        kv_page_seconds=bucket.kv_page_ms / 1000,
-        adapter_id=(bucket.adapter_id or "") if by_adapter else None,
+        kv_page_seconds=bucket.kv_page_ms / MS_PER_PAGE_SECOND,
         adapter=names.get(bucket.adapter_id or "") if by_adapter else None,
         revision=(bucket.revision_id or "") if group_by == "revision" else None,
     )

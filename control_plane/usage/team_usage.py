@@ -27,7 +27,7 @@ def read_day(
         raise InvalidRequest(f"date: use a year from {YEAR_FIRST} to {YEAR_LAST}.", param="date")
     start = datetime.combine(day, time.min, tzinfo=UTC)
     period = Period(start, start + timedelta(days=1))
-    query = BucketQuery(tenant_id=tenant_id, period=period, width="1d", group_by=("model", "project_id"))
+    query = BucketQuery(tenant_id=tenant_id, period=period, width="1d", group_by=("base_model", "adapter_id"))
     position = UsagePosition(period.start)
     if page is not None:
         position, _ = decode_position(page, period, query, groups=2)
@@ -35,7 +35,7 @@ def read_day(
         whole = msgspec.structs.replace(query, group_by=())
         totals = read_page(session, whole, UsagePosition(period.start), buckets_max=1).groups
         found = read_page(session, query, position, buckets_max=1)
-        ids = {group.project_id for group in found.groups if group.project_id}
+        ids = {group.adapter_id for group in found.groups if group.adapter_id}
         names = adapters.names_of(session, tenant_id=tenant_id, adapter_ids=ids)
     return TeamUsageDay(
         team_id=tenant_id,
@@ -60,8 +60,7 @@ def _sums(groups: Sequence[UsageGroup]) -> TeamUsageSums:
 
 
 def _row(group: UsageGroup, names: dict[str, str]) -> TeamUsageRow:
-    named = {"base_model": group.model, "adapter_id": group.project_id, "adapter": names.get(group.project_id or "")}
-    return view_of(group, TeamUsageRow, **named, **_dollars(group))
+    return view_of(group, TeamUsageRow, adapter=names.get(group.adapter_id or ""), **_dollars(group))
 
 
 def _dollars(group: UsageGroup) -> dict[str, str]:

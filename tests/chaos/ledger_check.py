@@ -6,7 +6,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from billing.usage import queries as usage_queries
+from billing.usage.buckets import usage
 from core import redis_keys
 from core.contracts.grants import Prices
 from core.db import unit_of_work
@@ -50,7 +50,7 @@ def problems(platform: Platform, ledger: Mapping[str, Record], tenants: Collecti
     with unit_of_work(platform.engine) as session:
         now = session.connection().execute(sa.text("SELECT clock_timestamp()")).scalar_one()
         for tenant, records in by_tenant.items():
-            buckets = usage_queries.usage(
+            buckets = usage(
                 session, tenant_id=tenant, start=now - timedelta(days=1), end=now + timedelta(days=1), bucket="1d"
             )
             due = {name: sum(record[its] for record in records) for name, its in _DUE.items()}

@@ -10,7 +10,7 @@ import pytest
 
 from billing.quotas import rebuild
 from billing.reconciliation.engine_usage import store
-from billing.usage import queries as usage_queries
+from billing.usage.buckets import usage
 from core import redis_keys
 from core.contracts.engine_usage import EndedRequest, EngineUsageReport
 from core.contracts.grants import TenantGrant
@@ -32,7 +32,7 @@ def test_an_estimate_is_charged_and_shown_as_one(stage):
     tenant = stage.tenant()
     stage.bill(stage.event(tenant), estimate(stage, tenant))
     with unit_of_work(stage.engine) as session:
-        (bucket,) = usage_queries.usage(
+        (bucket,) = usage(
             session, tenant_id=tenant, start=stage.now() - timedelta(hours=1), end=stage.now(), bucket="1d"
         )
     assert (bucket.requests, bucket.estimated_requests, bucket.input_tokens) == (2, 1, 200)
@@ -91,7 +91,7 @@ def test_an_exact_event_after_the_estimate_bills_the_rest_and_is_no_second_reque
         (late.request_id + REST, 0, 30, False),
     ]
     with unit_of_work(stage.engine) as session:
-        (bucket,) = usage_queries.usage(
+        (bucket,) = usage(
             session, tenant_id=tenant, start=stage.now() - timedelta(hours=1), end=stage.now() + timedelta(hours=1),
             bucket="1d", group_by="revision",
         )  # fmt: skip

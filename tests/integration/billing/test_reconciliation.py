@@ -15,8 +15,7 @@ from billing.prices import price_book
 from billing.prices.card import PriceCard
 from billing.reconciliation import totals
 from billing.subscriptions import assignments
-from billing.usage import amendments
-from billing.usage import queries as usage_queries
+from billing.usage import amendments, buckets
 from billing.usage.views import Service
 from core.contracts.grants import Prices
 from core.db import unit_of_work
@@ -44,7 +43,7 @@ def noon(stage) -> datetime:
 
 def report(stage, tenant, start, end, bucket, group_by=None):
     with unit_of_work(stage.engine) as session:
-        return usage_queries.usage(session, tenant_id=tenant, start=start, end=end, bucket=bucket, group_by=group_by)
+        return buckets.usage(session, tenant_id=tenant, start=start, end=end, bucket=bucket, group_by=group_by)
 
 
 def test_usage_is_reported_by_minute_hour_and_day(stage, noon):
@@ -144,11 +143,8 @@ def test_the_tokens_of_a_month_are_those_settled_in_it(stage):
     tenant = stage.tenant()
     for year, month, day in ((2026, 9, 30), (2026, 10, 1), (2026, 10, 31)):
         stage.bill(stage.event(tenant, settled_at_ms=ms(datetime(year, month, day, tzinfo=UTC))))
-    with unit_of_work(stage.engine) as session:
-        assert usage_queries.month_tokens(session, tenant, "2026-10") == 240
-        assert usage_queries.month_tokens(session, tenant, "2026-08") == 0
-        with pytest.raises(InvalidRequest, match="YYYY-MM"):
-            usage_queries.month_tokens(session, tenant, "2026-13")
+    months = "SELECT input_tokens + output_tokens FROM usage_months WHERE tenant_id = :tenant AND month = :month"
+    assert stage.value(months, tenant=tenant, month=datetime(2026, 10, 1, tzinfo=UTC)) == 240
 
 
 def test_engines_ledger_and_invoices_count_the_same_tokens(stage):

@@ -11,7 +11,7 @@ from billing import ledger
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.reconciliation import runs
 from billing.reconciliation.differences import OF_ENGINES
-from billing.usage import amendments, queries
+from billing.usage import amendments, buckets
 from billing.usage.amendments import AmendedQuantities
 from billing.usage.views import AmendedUsageView
 from core.contracts.usage import REST
@@ -52,7 +52,7 @@ def reported(stage, tenant: str, bucket: str = "1m"):
     at = stage.now()
     start = at.replace(minute=0, second=0, microsecond=0) - timedelta(hours=1)
     with unit_of_work(stage.engine) as session:
-        return queries.usage(session, tenant_id=tenant, start=start, end=start + timedelta(hours=3), bucket=bucket)
+        return buckets.usage(session, tenant_id=tenant, start=start, end=start + timedelta(hours=3), bucket=bucket)
 
 
 @pytest.mark.scenario(67)

@@ -4,8 +4,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from billing.usage.queries import usage
-from billing.usage.recording import ReceivedEvent, RecordingLimits, record
+from billing.usage.buckets import usage
+from billing.usage.recording import RecordingLimits, record
 from core import clock
 from core.db import unit_of_work
 from core.periods import Period
@@ -31,9 +31,7 @@ def used(stage):
             for each in instants
         ]
         with unit_of_work(stage.engine) as session:
-            result = record(
-                session, [ReceivedEvent(b"%d" % number, event) for number, event in enumerate(events)], LIMITS
-            )
+            result = record(session, {b"%d" % number: event for number, event in enumerate(events)}, LIMITS)
         assert len(result.recorded) == len(instants), result
         return tenant
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from billing.usage.recording import ReceivedEvent, RecordingLimits, record
+from billing.usage.recording import RecordingLimits, record
 from control_plane.dollars import with_dollars
 from control_plane.settings import WorkerSettings
 from control_plane.tenants.spend_ceilings import SpendCeilings
@@ -39,7 +39,7 @@ def charge(engine):
             input_tokens=0, cached_tokens=0, output_tokens=output_tokens, kv_page_ms=0,
         )  # fmt: skip
         with unit_of_work(engine) as session:
-            assert record(session, [ReceivedEvent(b"1-0", event)], RECORDING).recorded
+            assert record(session, {b"1-0": event}, RECORDING).recorded
         return output_tokens * PRICES["output_nanos"]
 
     return charge
@@ -162,7 +162,7 @@ def test_prices_are_published_with_the_version_that_running_requests_are_charged
         for each in (before, after)
     ]  # fmt: skip
     with unit_of_work(engine) as session:
-        record(session, [ReceivedEvent(b"1-0", each) for each in events], RECORDING)
+        record(session, {b"%d-0" % number: each for number, each in enumerate(events)}, RECORDING)
     with engine.connect() as connection:
         charged = dict(connection.exec_driver_sql("SELECT price_version_id, amount_nanos FROM usage_records").all())
     for event, each in zip(events, (before, after), strict=True):

@@ -1,4 +1,4 @@
-"""The days of a time zone in the usage API. ``billing.usage.queries`` has the tests of clocks that change."""
+"""The days of a time zone in the usage API. ``billing.usage.buckets`` has the tests of clocks that change."""
 
 from datetime import datetime
 

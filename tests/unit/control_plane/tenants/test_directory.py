@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from billing.limits.views import SpendLimitView
-from billing.usage.queries import MonthUse
+from billing.usage.months import MonthUse
 from control_plane.tenants.directory import limit_used_ppm
 from core import clock
 from core.contracts.grants import Limits
