@@ -23,40 +23,39 @@ def round_to_cents(amount_nanos: int) -> int:
     return magnitude if amount_nanos >= 0 else -magnitude
 
 
-def distribute_cents(amounts_nanos: Sequence[int]) -> list[int]:
-    """Whole cents for each amount that together are the rounded sum, by the method of largest remainders: each amount
-    is rounded down, and the missing cents go to the largest remainders. Of equal remainders, the first one is taken.
+def apportion(numerators: Sequence[int], denominator: int, total: int) -> list[int]:
+    """Whole numbers for fractions of one denominator that together are ``total``, by the method of largest remainders:
+    each fraction is rounded down, and what is missing goes to the largest remainders. Of equal ones, the first is
+    taken.
     """
-    floors = [amount // NANOS_PER_CENT for amount in amounts_nanos]
-    missing = round_to_cents(sum(amounts_nanos)) - sum(floors)
-    assert 0 <= missing <= len(floors), "remainders are below one cent"
-    by_remainder = sorted(range(len(floors)), key=lambda index: (-(amounts_nanos[index] % NANOS_PER_CENT), index))
-    for index in by_remainder[:missing]:
-        floors[index] += 1
-    return floors
+    shares = [numerator // denominator for numerator in numerators]
+    missing = total - sum(shares)
+    assert 0 <= missing <= len(shares), "remainders are below one"
+    for index in sorted(range(len(shares)), key=lambda index: -(numerators[index] % denominator))[:missing]:
+        shares[index] += 1
+    return shares
+
+
+def distribute(total: int, weights: Sequence[int]) -> list[int]:
+    """Whole shares of a total in proportion to weights (``apportion``). Weights that sum to zero share nothing: all
+    parts are 0.
+    """
+    whole = sum(weights)
+    if whole == 0:
+        return [0] * len(weights)
+    sign = 1 if whole > 0 else -1
+    return apportion([sign * total * weight for weight in weights], abs(whole), total)
+
+
+def distribute_cents(amounts_nanos: Sequence[int]) -> list[int]:
+    """Whole cents for each amount, within one cent of it, that together are the rounded sum (``apportion``)."""
+    return apportion(amounts_nanos, NANOS_PER_CENT, round_to_cents(sum(amounts_nanos)))
 
 
 def tax_cents(net_cents: int, rate_ppm: int) -> int:
     """Nearest whole cent of a tax of ``rate_ppm`` millionths, halves away from zero."""
     magnitude = (abs(net_cents) * rate_ppm + _PPM // 2) // _PPM
     return magnitude if net_cents >= 0 else -magnitude
-
-
-def share_cents(total_cents: int, weights: Sequence[int]) -> list[int]:
-    """Whole cents that together are ``total_cents``, in proportion to weights, by largest remainders. Weights that
-    sum to zero share nothing: all parts are 0.
-    """
-    whole = sum(weights)
-    if whole == 0:
-        assert total_cents == 0, "an amount without weights belongs to no part"
-        return [0] * len(weights)
-    parts = [divmod(total_cents * weight, whole) for weight in weights]
-    shares = [share for share, _ in parts]
-    # A remainder has the sign of the whole, so compare sizes.
-    by_remainder = sorted(range(len(parts)), key=lambda index: (-abs(parts[index][1]), index))
-    for index in by_remainder[: total_cents - sum(shares)]:
-        shares[index] += 1
-    return shares
 
 
 def cents_to_nanos(amount_cents: int) -> int:

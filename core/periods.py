@@ -24,7 +24,7 @@ _MONTH: Final = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 
 
 class Period(NamedTuple):
-    """A half-open stretch of time, ``[start, end)``."""
+    """A half-open interval of time, ``[start, end)``."""
 
     start: datetime
     end: datetime

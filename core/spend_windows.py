@@ -12,7 +12,7 @@ SpendWindow = Literal["day", "month"]
 
 
 class WindowBounds(NamedTuple):
-    """A half-open stretch of time, ``[start, end)``, in UTC."""
+    """A half-open interval of time, ``[start, end)``, in UTC."""
 
     start: datetime
     end: datetime

@@ -21,7 +21,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class DiscountUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far a discount is used: its amount in all, the amount in this period, and the periods. ``lapsed``: an
-    invoice has said that the rest expired.
+    invoice has said that what was left expired.
     """
 
     discount_id: str

@@ -7,6 +7,7 @@ up to rate × time, which ``allocate`` asserts.
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from math import lcm
 from typing import Literal
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.replica_time import TimeState
 from billing.costs.step_model import StepWeights, StepWork, ratio_ppm
+from core.money import apportion
 
 CostKind = Literal[
     "requests", "aborted_prefill", "adapter_load", "pinned", "platform", "unclaimed", "idle", "starting", "draining",
@@ -94,19 +96,6 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 _Key = tuple[CostOwner, CostKind]
 
 
-def largest_remainder(exact: Mapping[_Key, Fraction], total: int) -> dict[_Key, int]:
-    """Whole numbers that add up to ``total``, each within one of its exact value. ``exact`` adds up to at least
-    ``total`` and to less than ``total + 1``. Of equal remainders, the smaller key is first.
-    """
-    rounded = {key: value.numerator // value.denominator for key, value in exact.items()}
-    missing = total - sum(rounded.values())
-    assert 0 <= missing <= len(exact), "the exact values add up to the total"
-    by_remainder = sorted(exact, key=lambda key: (rounded[key] - exact[key], key))
-    for key in by_remainder[:missing]:
-        rounded[key] += 1
-    return rounded
-
-
 def allocate(given: ReplicaSlice, weights: StepWeights, *, carry: int = 0) -> Allocation:
     """The rows of one slice, by owner and kind. Rows of zero are left out."""
     total, new_carry = divmod(sum(given.charges.values()) + carry, MS_PER_HOUR)
@@ -126,7 +115,10 @@ def allocate(given: ReplicaSlice, weights: StepWeights, *, carry: int = 0) -> Al
     if carry:
         largest = max(exact, key=lambda key: (exact[key], key), default=(PLATFORM, "idle"))
         _add(exact, largest, Fraction(carry, MS_PER_HOUR))
-    nanos = largest_remainder(exact, total)
+    owners = sorted(exact)
+    denominator = lcm(*(exact[key].denominator for key in owners))
+    shares = apportion([int(exact[key] * denominator) for key in owners], denominator, total)
+    nanos = dict(zip(owners, shares, strict=True))
     rows = tuple(
         CostShare(owner=owner, kind=kind, nanos=nanos[owner, kind])
         for owner, kind in sorted(nanos)

@@ -178,7 +178,7 @@ def _resources(
 def _priced_spans(
     session: Session, book: PriceBook, tenant_ids: Collection[str]
 ) -> Iterator[tuple[str, datetime, datetime, str]]:
-    """The stretches in which tenants are charged for resources, as ``billing.charges.inputs`` charges them."""
+    """The intervals in which tenants are charged for resources, as ``billing.charges.inputs`` charges them."""
     found = session.connection().execute(_ENDED, {"tenants": sorted(tenant_ids)})
     ended: dict[str, datetime] = {row.tenant_id: row.ended_at for row in found}
     for tenant_id in sorted(tenant_ids):

@@ -13,9 +13,10 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from billing.credits.burn_order import DatedCharge
+from billing.prices.quantities import QUANTITIES
+from core.money import distribute
 from core.periods import Period
 
-_USAGE: Final = frozenset({"uncached_input_tokens", "cached_input_tokens", "output_tokens", "kv_page_seconds"})
 _MOMENT: Final = timedelta(microseconds=1)
 
 
@@ -55,7 +56,7 @@ class UsageSlice(msgspec.Struct, frozen=True, kw_only=True):
 
 def periods_of(lines: Sequence[ChargedLine]) -> list[Period]:
     """The earlier periods whose usage is on these lines: of what was carried to the invoice."""
-    found = {(line.covers_from, line.covers_until) for line in lines if line.kind in _USAGE}
+    found = {(line.covers_from, line.covers_until) for line in lines if line.kind in QUANTITIES}
     return sorted(Period(start, end) for start, end in found if start is not None and end is not None)
 
 
@@ -75,7 +76,7 @@ def charges_of_lines(slices: Sequence[UsageSlice], lines: Sequence[ChargedLine],
             continue
         if line.base_model is not None:
             of_model[line.base_model] += line.amount_nanos
-        elif line.kind in _USAGE:
+        elif line.kind in QUANTITIES:
             of_all_models += line.amount_nanos
         else:
             of_no_model += line.amount_nanos
@@ -84,8 +85,8 @@ def charges_of_lines(slices: Sequence[UsageSlice], lines: Sequence[ChargedLine],
     elif of_all_models:
         # A tier that counts every model took over a part of what each model's records cost.
         models = sorted(recorded)
-        rests = [max(0, recorded[model] - of_model[model]) for model in models]
-        shares = distribute(of_all_models, rests if any(rests) else [recorded[model] for model in models])
+        remaining = [max(0, recorded[model] - of_model[model]) for model in models]
+        shares = distribute(of_all_models, remaining if any(remaining) else [recorded[model] for model in models])
         of_model.update(dict(zip(models, shares, strict=True)))
     charges: list[DatedCharge] = []
     for model in sorted(of_model):
@@ -120,22 +121,6 @@ def scaled(charges: Sequence[DatedCharge], total_nanos: int) -> list[DatedCharge
         for charge, amount in zip(charges, amounts, strict=True)
         if amount > 0
     ]
-
-
-def distribute(total: int, weights: Sequence[int]) -> list[int]:
-    """Shares of a total in proportion to the weights, whole and exact: the largest remainders get the rest, and of
-    equal ones the first. Without any weight all shares are 0.
-    """
-    assert total >= 0, "a total to distribute is not negative"
-    whole = sum(weights)
-    if whole in (0, total):
-        return list(weights)
-    shares = [total * weight // whole for weight in weights]
-    missing = total - sum(shares)
-    by_remainder = sorted(range(len(weights)), key=lambda index: (-(total * weights[index] % whole), index))
-    for index in by_remainder[:missing]:
-        shares[index] += 1
-    return shares
 
 
 def _by_model(slices: Sequence[UsageSlice]) -> Counter[str]:

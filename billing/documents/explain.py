@@ -144,7 +144,7 @@ class LineReader:
         stored = msgspec.convert(dict(row), Charge)
         rated = rate(
             msgspec.convert(dict(row), Counts),
-            self._price.card.held(row["base_model"], row["rank_class"], row["service_tier"]),
+            self._price.card.highest_prices(row["base_model"], row["rank_class"], row["service_tier"]),
         )
         return ExplainedRequest(
             quantity=self._quantity.in_units(row["units"]),

@@ -1,7 +1,7 @@
 """A price card: everything that one version of a plan charges. Pure: no database.
 
-Requests are held and recorded at the highest unit price that the card can reach (``PriceCard.held``), so a limit on
-spending is never passed. What tiers then save is posted as an adjustment (``billing.charges.period``).
+Requests are reserved and recorded at the highest unit price that the card can reach (``PriceCard.highest_prices``), so
+a limit on spending is never passed. What tiers then save is posted as an adjustment (``billing.charges.period``).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -230,7 +230,7 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 of_all = tiered
         return of_all
 
-    def held(self, base_model: str, rank_class: int | None, service_tier: ServiceTier = "default") -> Prices:
+    def highest_prices(self, base_model: str, rank_class: int | None, service_tier: ServiceTier = "default") -> Prices:
         """The highest unit prices that a request to this model can have in a service tier."""
         return self._highest(self.listed(base_model, rank_class), base_model, service_tier)
 
@@ -243,8 +243,8 @@ class PriceCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             ModelPrices(
                 base_model=base_model,
                 rank_class=rank_class,
-                prices=self.held(base_model, rank_class),
-                flex_prices=self.held(base_model, rank_class, "flex") if has_flex else None,
+                prices=self.highest_prices(base_model, rank_class),
+                flex_prices=self.highest_prices(base_model, rank_class, "flex") if has_flex else None,
             )
             for base_model, rank_class in sorted(named, key=lambda each: (each[0], each[1] or 0))
         )

@@ -351,7 +351,7 @@ def _cost(event: UsageEvent, book: PriceBook, price_age_max: timedelta) -> int:
     version = book.of(event, age_max=price_age_max)
     if version is None:
         return 0
-    return rate(event, version.card.held(event.base_model, event.rank_class, event.service_tier)).amount_nanos
+    return rate(event, version.card.highest_prices(event.base_model, event.rank_class, event.service_tier)).amount_nanos
 
 
 def _add(

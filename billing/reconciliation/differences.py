@@ -24,6 +24,13 @@ REQUEST_IDS_MAX = 100
 """Most ids that one difference lists."""
 
 
+def unit_of(column: str) -> DifferenceUnit:
+    """The unit of what a column of usage counts."""
+    if column.endswith("_nanos"):
+        return "nanodollar"
+    return "page_millisecond" if column.endswith("_page_ms") else "token"
+
+
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Two counts that should be equal: ``expected`` = ``found`` + ``explained`` + ``unexplained``.
 

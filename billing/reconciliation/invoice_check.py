@@ -1,5 +1,5 @@
-"""Checks invoices: each against its lines, its transfer and its place in the chain of documents, and against the usage
-of its time, which closes read in another way.
+"""Compares each invoice with its lines, its transfer, its link in the chain of documents, and the usage of its period.
+A close reads that usage by a different query, so both must agree.
 
 An invoice bills what settled since the end of the tenant's invoice before it, and late usage that waited for it. So
 each usage is on one invoice, waits for the next one with its period, or is of the open period. The lines that a void
@@ -13,7 +13,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.reconciliation.differences import Difference, DifferenceKind, DifferenceUnit
+from billing.prices.quantities import AMOUNT_SQL, QUANTITIES, each_quantity
+from billing.reconciliation.differences import Difference, DifferenceKind, DifferenceUnit, unit_of
 from core.money import NANOS_PER_CENT, round_to_cents
 
 # An invoice against its lines and credits, its transfer, and its place in the chain of documents.
@@ -47,12 +48,10 @@ WHERE i.created_at >= :since AND (
 )
 ORDER BY i.id
 """)
-_QUANTITIES: Final = """input_tokens - cached_tokens AS uncached, cached_tokens AS cached, output_tokens AS output,
-            kv_page_ms AS page_ms, input_nanos + cached_input_nanos + output_nanos + kv_nanos AS nanos"""
-# What invoices and waiting periods bill beside what was used in their time: the hours from the one in which the time
-# begins to the one before its end, and of the two hours at its borders what records say. So it costs the number of
-# hours, not of requests. Nothing can be added to the usage of this time, or amended.
-_USAGE: Final = """
+# Billed against used, per invoice and per tenant with waiting periods. Whole hours come from usage_hours, the two
+# partial hours from records; so the cost grows with hours, not requests. No usage of this time can be added or amended.
+_USED: Final = f"{each_quantity('{count} AS {kind}')}, {AMOUNT_SQL} AS nanos"
+_USAGE: Final = sa.text(f"""
 WITH billed AS (
     SELECT i.id AS subject, i.tenant_id, b.period_end AS begins, i.period_end AS ends,
         i.amount_nanos + i.carried_nanos - coalesce(b.carried_nanos, 0) - coalesce(v.nanos, 0) AS nanos
@@ -86,37 +85,30 @@ WITH billed AS (
         AND c.billed_until >= b.begins AND c.billed_until < b.ends AND b.subject <> b.tenant_id
     CROSS JOIN LATERAL jsonb_to_recordset(c.lines) AS l (kind text, used_units numeric, quantity numeric)
 ), units AS (
-    SELECT subject, sum(units) FILTER (WHERE kind = 'uncached_input_tokens') AS uncached,
-        sum(units) FILTER (WHERE kind = 'cached_input_tokens') AS cached,
-        sum(units) FILTER (WHERE kind = 'output_tokens') AS output,
-        sum(units * 1000) FILTER (WHERE kind = 'kv_page_seconds') AS page_ms
+    SELECT subject, {each_quantity("sum(units * {scale}) FILTER (WHERE kind = '{kind}') AS {kind}")}
     FROM lines GROUP BY subject
 ), compared AS (
     SELECT b.subject, b.tenant_id,
-        coalesce(u.uncached, 0)::bigint AS uncached_used, coalesce(l.uncached, 0)::bigint AS uncached_billed,
-        coalesce(u.cached, 0)::bigint AS cached_used, coalesce(l.cached, 0)::bigint AS cached_billed,
-        coalesce(u.output, 0)::bigint AS output_used, coalesce(l.output, 0)::bigint AS output_billed,
-        coalesce(u.page_ms, 0)::bigint AS page_ms_used, coalesce(l.page_ms, 0)::bigint AS page_ms_billed,
+        {each_quantity("coalesce(u.{kind}, 0)::bigint AS {kind}_used, coalesce(l.{kind}, 0)::bigint AS {kind}_billed")},
         (coalesce(u.nanos, 0) + a.nanos)::bigint AS nanos_used, b.nanos::bigint AS nanos_billed
     FROM billed b LEFT JOIN units l USING (subject)
     CROSS JOIN LATERAL (
-        SELECT sum(sign * uncached) AS uncached, sum(sign * cached) AS cached, sum(sign * output) AS output,
-            sum(sign * page_ms) AS page_ms, sum(sign * nanos) AS nanos
+        SELECT {each_quantity("sum(sign * {kind}) AS {kind}")}, sum(sign * nanos) AS nanos
         FROM (
-            SELECT 1 AS sign, {quantities} FROM usage_hours
+            SELECT 1 AS sign, {_USED} FROM usage_hours
             WHERE tenant_id = b.tenant_id AND late_from = '1970-01-01T00:00:00Z'::timestamptz
                 AND hour >= coalesce(date_trunc('hour', b.begins, 'UTC'), '-infinity')
                 AND hour < date_trunc('hour', b.ends, 'UTC')
           UNION ALL
-            SELECT 1, {quantities} FROM usage_hours
+            SELECT 1, {_USED} FROM usage_hours
             WHERE tenant_id = b.tenant_id AND late_from > '1970-01-01T00:00:00Z'::timestamptz
                 AND late_from >= coalesce(b.begins, '-infinity') AND late_from < b.ends
           UNION ALL
-            SELECT 1, {quantities} FROM usage_now
+            SELECT 1, {_USED} FROM usage_now
             WHERE tenant_id = b.tenant_id AND late_from IS NULL
                 AND settled_at >= date_trunc('hour', b.ends, 'UTC') AND settled_at < b.ends
           UNION ALL
-            SELECT -1, {quantities} FROM usage_now
+            SELECT -1, {_USED} FROM usage_now
             WHERE tenant_id = b.tenant_id AND late_from IS NULL
                 AND settled_at >= date_trunc('hour', b.begins, 'UTC') AND settled_at < b.begins
         ) parts
@@ -127,15 +119,11 @@ WITH billed AS (
     ) a
 )
 SELECT * FROM compared
-WHERE (uncached_used, cached_used, output_used, page_ms_used, nanos_used)
-    <> (uncached_billed, cached_billed, output_billed, page_ms_billed, nanos_billed)
+WHERE ({each_quantity("{kind}_used")}, nanos_used) <> ({each_quantity("{kind}_billed")}, nanos_billed)
 ORDER BY subject
-"""
+""")  # noqa: S608 - constants of the table of quantities
 _BILLED: Final[tuple[tuple[str, str, DifferenceUnit], ...]] = (
-    ("uncached", "uncached input tokens", "token"),
-    ("cached", "cached input tokens", "token"),
-    ("output", "output tokens", "token"),
-    ("page_ms", "KV page time", "page_millisecond"),
+    *((kind, kind.replace("_", " "), unit_of(each.column)) for kind, each in QUANTITIES.items()),
     ("nanos", "amount", "nanodollar"),
 )
 
@@ -145,7 +133,7 @@ def check_invoices(session: Session, since: datetime) -> Iterator[Difference]:
     for row in _rows(session, _INVOICES, since=since, cent=NANOS_PER_CENT):
         yield from _own_parts(row)
         yield from _transfer(row)
-    for row in _rows(session, sa.text(_USAGE.format(quantities=_QUANTITIES)), since=since):
+    for row in _rows(session, _USAGE, since=since):
         for name, words, unit in _BILLED:
             if row[f"{name}_used"] != row[f"{name}_billed"]:
                 yield Difference(

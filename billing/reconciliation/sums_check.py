@@ -9,29 +9,12 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.reconciliation.differences import Difference, DifferenceUnit
+from billing.prices.quantities import AMOUNT_SQL, AMOUNTS, COUNTED
+from billing.reconciliation.differences import Difference, unit_of
 from core import clock
 from core.ids import first_id_of_ms
 
-_UNITS: Final[dict[str, DifferenceUnit]] = {
-    "input_tokens": "token",
-    "prompt_tokens": "token",
-    "cached_tokens": "token",
-    "exact_cached_tokens": "token",
-    "aborted_prefill_tokens": "token",
-    "output_tokens": "token",
-    "kv_page_ms": "page_millisecond",
-    "kv_measured_page_ms": "page_millisecond",
-    "input_nanos": "nanodollar",
-    "cached_input_nanos": "nanodollar",
-    "output_nanos": "nanodollar",
-    "kv_nanos": "nanodollar",
-    "amount_nanos": "nanodollar",
-}
-_DAY: Final = (
-    "input_tokens", "cached_tokens", "aborted_prefill_tokens", "output_tokens", "kv_page_ms", "input_nanos",
-    "cached_input_nanos", "output_nanos", "kv_nanos",
-)  # fmt: skip
+_DAY: Final = (*COUNTED, *AMOUNTS)
 _MONTH: Final = ("input_tokens", "cached_tokens", "output_tokens", "amount_nanos")
 _REPLICA: Final = (
     "prompt_tokens", "exact_cached_tokens", "output_tokens", "kv_page_ms", "kv_measured_page_ms",
@@ -47,15 +30,15 @@ SELECT tenant_id, base_model, date_trunc('day', hour, 'UTC') AS hour, {sums} FRO
 """
 _DAYS: Final = "SELECT tenant_id, base_model, day AS hour, {sums} FROM usage_days GROUP BY 1, 2, 3"
 # An adjustment is spending of the month in which it was made, and belongs to no key.
-_DAYS_BY_MONTH: Final = """
-SELECT tenant_id, key_id, hour, {sums} FROM (
+_DAYS_BY_MONTH: Final = f"""
+SELECT tenant_id, key_id, hour, {{sums}} FROM (
     SELECT tenant_id, key_id, date_trunc('month', day, 'UTC') AS hour, input_tokens, cached_tokens, output_tokens,
-        input_nanos + cached_input_nanos + output_nanos + kv_nanos AS amount_nanos
+        {AMOUNT_SQL} AS amount_nanos
     FROM usage_days
   UNION ALL
     SELECT tenant_id, '', date_trunc('month', created_at, 'UTC'), 0, 0, 0, usage_nanos FROM usage_adjustments
 ) spent GROUP BY 1, 2, 3
-"""
+"""  # noqa: S608 - a constant
 _MONTHS: Final = "SELECT tenant_id, key_id, month AS hour, {sums} FROM usage_months GROUP BY 1, 2, 3"
 # ``lows`` are the first request ids of each hour, in order: a search in them is far cheaper than to decode every id.
 _RECORDS_BY_REPLICA: Final = """
@@ -116,7 +99,7 @@ def _compare(
                 yield Difference(
                     kind="sums_records",
                     subject=f"{table}{key}: {name}",
-                    unit=_UNITS[name],
+                    unit=unit_of(name),
                     expected=row[name],
                     found=row[f"{name}_summed"],
                     replica_id=row.get("replica_id"),

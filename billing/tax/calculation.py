@@ -13,7 +13,7 @@ import msgspec
 from billing.tax.parties import Parties
 from core import fields
 from core.fields import about
-from core.money import share_cents, tax_cents
+from core.money import distribute, tax_cents
 
 EU: Final = frozenset({
     "AT", "BE", "BG", "CY", "CZ", "DE", "DK", "EE", "ES", "FI", "FR", "GR", "HR", "HU", "IE", "IT", "LT", "LU", "LV",
@@ -89,7 +89,7 @@ def line_shares(tax_lines_cents: Iterable[int], line_cents: Sequence[int]) -> li
     """Each line's part of all taxes: every tax is shared out over the lines by largest remainder."""
     shares = [0] * len(line_cents)
     for cents in tax_lines_cents:
-        shares = [total + share for total, share in zip(shares, share_cents(cents, line_cents), strict=True)]
+        shares = [total + share for total, share in zip(shares, distribute(cents, line_cents), strict=True)]
     return shares
 
 
@@ -99,7 +99,7 @@ def credited_tax(taxes: Sequence[TaxLine], *, net_cents: int, credited_before: i
     """
 
     def credited(tax: TaxLine, net: int) -> int:
-        return share_cents(tax.tax_cents, (net, net_cents - net))[0]
+        return distribute(tax.tax_cents, (net, net_cents - net))[0]
 
     return [
         TaxLine(

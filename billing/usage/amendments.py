@@ -130,7 +130,7 @@ def _rated(session: Session, row: _Row, before: dict[str, int]) -> _Row:
         )
     row["aborted_prefill_tokens"] = min(row["aborted_prefill_tokens"], row["input_tokens"])
     version = price_book.versions_by_id(session, {row["price_version_id"]})[row["price_version_id"]]
-    prices = version.card.held(row["base_model"], row["rank_class"], row["service_tier"])
+    prices = version.card.highest_prices(row["base_model"], row["rank_class"], row["service_tier"])
     charge = rate(msgspec.convert(row, Counts), prices)
     return {**row, **msgspec.structs.asdict(charge), "amount_nanos": charge.amount_nanos}
 

@@ -315,7 +315,7 @@ def _input_prices(session: Session, priced: Collection[_Priced]) -> dict[_Priced
     """The price of an input token that is not cached, by the columns of ``_PRICED``."""
     versions = price_book.versions_by_id(session, {version_id for version_id, *_ in priced})
     return {
-        (version_id, model, rank, tier): versions[version_id].card.held(model, rank or None, tier).input_nanos
+        (version_id, model, rank, tier): versions[version_id].card.highest_prices(model, rank or None, tier).input_nanos
         for version_id, model, rank, tier in priced
     }
 

@@ -118,7 +118,7 @@ def _rate(
             reason = f"tenant {event.tenant_id} had no plan with prices at {admitted}; give it one"
             refused[entry_id] = Refusal("unpriced", reason)
         else:
-            charge = rate(event, version.card.held(event.base_model, event.rank_class, event.service_tier))
+            charge = rate(event, version.card.highest_prices(event.base_model, event.rank_class, event.service_tier))
             rated.add(event.request_id)
             rows[entry_id] = {
                 **_facts(event),

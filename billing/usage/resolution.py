@@ -1,5 +1,5 @@
-"""Where the usage of a period is read: whole days from the sums by day, whole hours from those by hour, and only the
-rest from records. So a report on a month costs its days and groups, not its requests.
+"""Decides where the usage of a period is read: whole days from the sums by day, whole hours from those by hour, and the
+other minutes from records. So a report on a month costs its days and groups, not its requests.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,14 +40,14 @@ def used(
 
 
 def _sources(period: Period, width: Bucket) -> Iterator[tuple[Table, Any, list[Period]]]:
-    rest = [period]
+    open_parts = [period]
     for length in _LENGTHS[width]:
-        whole = [each for each in (_whole(part, BUCKET_LENGTH[length]) for part in rest) if each.start < each.end]
-        rest = [part for each in rest for part in _without(each, whole)]
+        whole = [each for each in (_whole(part, BUCKET_LENGTH[length]) for part in open_parts) if each.start < each.end]
+        open_parts = [part for each in open_parts for part in _without(each, whole)]
         if whole:
             yield (UsageDay, col(UsageDay.day), whole) if length == "1d" else (UsageHour, col(UsageHour.hour), whole)
-    if rest:
-        yield UsageNow, col(UsageNow.settled_at), rest
+    if open_parts:
+        yield UsageNow, col(UsageNow.settled_at), open_parts
 
 
 def _whole(period: Period, length: timedelta) -> Period:

@@ -11,7 +11,7 @@ from litestar.response import Stream
 from sqlalchemy import Engine
 
 from billing.documents import invoice_lines
-from billing.documents.invoice_csv import invoice_csv
+from billing.documents.invoice_lines import invoice_csv
 from billing.documents.pdf_maker import PdfFile, PdfMaker
 from billing.invoices.queries import read_document, read_invoice
 from billing.invoices.views import InvoiceDocument, InvoiceLineView

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from core.api_keys import hash_key, is_well_formed, mint_key, redact, shown_keys
 from core.ids import first_id_of_ms, is_id, ms_of_id, new_id
 from core.kv_pages import page_ms, pages_for
-from core.money import cents_to_nanos, format_usd, round_to_cents
+from core.money import cents_to_nanos, distribute, format_usd, round_to_cents
 
 
 def test_ids_sort_by_the_time_they_were_made():
@@ -96,3 +96,12 @@ def test_an_id_says_the_millisecond_in_which_it_was_made():
     assert abs((ms_of_id(new_id("req")) or 0) - time.time() * 1000) < 10_000
     assert ms_of_id("req_1") is None
     assert ms_of_id(new_id("req") + ":rest") is None
+
+
+@given(st.integers(0, 10**15), st.lists(st.integers(0, 10**12), min_size=1, max_size=50))
+def test_shares_are_the_total_and_within_one_of_proportional(total, weights):
+    shares = distribute(total, weights)
+    whole = sum(weights)
+    if whole:
+        assert sum(shares) == total
+        assert all(abs(share * whole - total * weight) < whole for share, weight in zip(shares, weights, strict=True))

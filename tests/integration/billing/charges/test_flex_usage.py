@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from billing.documents.invoice_csv import invoice_csv
+from billing.documents.invoice_lines import invoice_csv
 from billing.documents.printed import printed_invoice
 from billing.invoices import queries
 from billing.invoicing.what_if import simulate

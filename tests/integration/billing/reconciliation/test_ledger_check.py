@@ -154,7 +154,7 @@ def test_a_changed_invoice_differs_from_its_lines_and_its_transfer(ledger, recon
         ("uncached_input_tokens", "uncached input tokens", "token", 150),
         ("cached_input_tokens", "cached input tokens", "token", 75),
         ("output_tokens", "output tokens", "token", 600),
-        ("kv_page_seconds", "KV page time", "page_millisecond", 1_000),
+        ("kv_page_seconds", "kv page seconds", "page_millisecond", 1_000),
     ],
 )
 def test_usage_that_a_close_left_out_of_its_invoice_is_found(ledger, reconciled, kind, words, unit, less):

@@ -78,7 +78,7 @@ def test_stored_records_are_rated_again_to_the_same_bytes(stage):
     def charges(**changed: int) -> list[dict[str, int]]:
         rated = []
         for row in rows:
-            prices = versions[row["price_version_id"]].card.held(row["base_model"], row["rank_class"])
+            prices = versions[row["price_version_id"]].card.highest_prices(row["base_model"], row["rank_class"])
             used = msgspec.convert({name: row[name] for name in NOTHING}, Stored)
             charge = rate(used, msgspec.structs.replace(prices, **changed))
             rated.append({**msgspec.structs.asdict(charge), "amount_nanos": charge.amount_nanos})

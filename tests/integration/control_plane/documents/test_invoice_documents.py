@@ -17,8 +17,7 @@ from pypdf import PdfReader
 from reportlab.pdfbase.ttfonts import TTFontFile
 
 from billing.documents import pdf_maker
-from billing.documents.invoice_csv import invoice_csv
-from billing.documents.invoice_lines import all_lines
+from billing.documents.invoice_lines import all_lines, invoice_csv
 from billing.documents.settings import DocumentSettings
 from billing.invoices import queries
 from billing.invoicing import closing

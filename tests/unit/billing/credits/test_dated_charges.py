@@ -6,7 +6,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.credits.dated_charges import Adjusted, UsageSlice, charges_of_lines, charges_so_far, distribute
+from billing.credits.dated_charges import Adjusted, UsageSlice, charges_of_lines, charges_so_far
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 END = datetime(2026, 12, 1, tzinfo=UTC)
@@ -91,12 +91,3 @@ def test_the_charges_are_the_sum_of_the_lines(slices, fee, discount):
     ]
     total = sum(line.amount_nanos for line in lines)
     assert sum(each.amount_nanos for each in charges_of_lines(slices, lines, END)) == max(0, total)
-
-
-@given(st.integers(0, 10**15), st.lists(st.integers(0, 10**12), min_size=1, max_size=50))
-def test_shares_are_the_total_and_within_one_of_proportional(total, weights):
-    shares = distribute(total, weights)
-    whole = sum(weights)
-    if whole:
-        assert sum(shares) == total
-        assert all(abs(share * whole - total * weight) < whole for share, weight in zip(shares, weights, strict=True))

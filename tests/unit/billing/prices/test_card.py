@@ -54,7 +54,10 @@ def test_two_models_are_charged_by_their_own_prices():
     used = msgspec.structs.replace(
         event("req", "tn"), input_tokens=1_000, cached_tokens=0, output_tokens=1_000, kv_page_ms=0
     )
-    assert [rate(used, priced.held(each, None)).amount_nanos for each in ("small", "large")] == [500_000, 2_100_000]
+    assert [rate(used, priced.highest_prices(each, None)).amount_nanos for each in ("small", "large")] == [
+        500_000,
+        2_100_000,
+    ]
 
 
 def test_gateways_know_the_highest_prices_of_all_models_and_of_those_that_differ():
@@ -89,7 +92,7 @@ def test_every_model_rank_class_and_service_tier_has_a_price(entries, factor):
     given_card = card(models=models, batch_factor_permille=factor)
     check(given_card, base_models=["a", "b"])
     for name, rank, tier in itertools.product(["a", "b", "not listed"], [None, 16, 64, 128], ["default", "flex"]):
-        found = given_card.held(name, rank, tier)
+        found = given_card.highest_prices(name, rank, tier)
         assert all(isinstance(getattr(found, each), int) for each in PRICES)
         at = next((entries.index(key) for key in ((name, rank), (name, None)) if key in entries), None)
         listed = PRICES["output_nanos"] if at is None else 100 + at
@@ -133,16 +136,18 @@ def test_flex_requests_pay_the_batch_factor_of_every_price():
     ))  # fmt: skip
     priced = card(tiers=tiers, batch_factor_permille=500)
     check(priced)
-    flex = priced.held("small", None, "flex")
+    flex = priced.highest_prices("small", None, "flex")
     assert flex == Prices(input_nanos=75, cached_input_nanos=37, output_nanos=450, kv_page_second_nanos=500)
-    assert priced.held("large", None, "flex").output_nanos == 2, "a package costs 5, and a third of it at most 2"
+    assert priced.highest_prices("large", None, "flex").output_nanos == 2, (
+        "a package costs 5, and a third of it at most 2"
+    )
     granted = priced.grant_prices()
     assert granted.flex_prices == flex
-    assert [entry.flex_prices for entry in granted.model_prices] == [priced.held("large", None, "flex")]
+    assert [entry.flex_prices for entry in granted.model_prices] == [priced.highest_prices("large", None, "flex")]
 
 
 def test_a_card_without_a_batch_factor_has_one_price():
-    assert card().held("small", None, "flex") == card().held("small", None)
+    assert card().highest_prices("small", None, "flex") == card().highest_prices("small", None)
     assert card(models=(model("large", 1),)).grant_prices().flex_prices is None
 
 
