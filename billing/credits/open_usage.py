@@ -11,15 +11,16 @@ from sqlmodel import Session, col, select
 
 from billing.charges.models import UsageAdjustment
 from billing.credits.dated_charges import Adjusted, UsageSlice
+from billing.prices.quantities import AMOUNT_SQL
 from billing.subscriptions.models import Subscription
 from billing.usage.sums import NOT_LATE, hour_of
 from core.periods import EPOCH, Period
 
 END_OF_TIME: Final = datetime(9999, 12, 31, tzinfo=UTC)
 
-_SLICES: Final = sa.text("""
+_SLICES: Final = sa.text(f"""
 SELECT hour AS at, base_model AS model,
-    sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos)::bigint AS amount_nanos
+    sum({AMOUNT_SQL})::bigint AS amount_nanos
 FROM usage_hours
 WHERE tenant_id = :tenant_id AND NOT hour = ANY(:split)
     AND (late_from = :not_late AND hour >= :start AND hour < :end
@@ -33,7 +34,7 @@ WHERE tenant_id = :tenant_id
     AND (late_from IS NULL AND settled_at >= :start AND settled_at < :end OR late_from >= :start AND late_from < :end)
 GROUP BY piece.hour, width_bucket(settled_at, cast(:bounds AS timestamptz[])), base_model
 ORDER BY 1, 2
-""")
+""")  # noqa: S608 - constants of the table of quantities
 _EARLIEST_LATE: Final = sa.text("""
 SELECT min(hour) FROM usage_hours
 WHERE tenant_id = :tenant_id AND late_from > '1970-01-01T00:00:00Z' AND late_from >= :start AND late_from < :end

@@ -1,6 +1,4 @@
-"""Reads the lines of an invoice in pages, and writes them as CSV for spreadsheets. An invoice of any length takes little
-memory.
-"""
+"""Reads the lines of an invoice in pages, and writes them as CSV for spreadsheets, in little memory at any length."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence

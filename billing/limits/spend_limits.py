@@ -14,6 +14,7 @@ from sqlmodel import Session, col, select
 from billing.charges.period import usage_adjusted_in
 from billing.limits.models import SpendLimit
 from billing.limits.views import LimitScope, SpendLimitView
+from billing.prices.quantities import AMOUNT_SQL
 from billing.subscriptions.billed_until import hold_subscriptions
 from billing.subscriptions.terms import calendars_of_all
 from billing.usage.sums import hour_of
@@ -26,10 +27,10 @@ from core.struct_types import view_of
 _HOUR: Final = timedelta(hours=1)
 SPEND_LIMITS_MAX: Final = 100  # of one tenant: gateways look at each of them for every request
 
-_SPENT: Final = sa.text("""
+_SPENT: Final = sa.text(f"""
 SELECT (
     SELECT coalesce(sum(nanos), 0)::bigint FROM (
-        SELECT input_nanos + cached_input_nanos + output_nanos + kv_nanos AS nanos FROM usage_hours u
+        SELECT {AMOUNT_SQL} AS nanos FROM usage_hours u
         WHERE u.tenant_id = w.tenant_id AND hour >= whole_from AND hour < whole_until
             AND w.key_id IN ('', u.key_id) AND w.adapter_id IN ('', u.adapter_id)
       UNION ALL
@@ -42,7 +43,7 @@ SELECT (
     cast(:tenant_ids AS text[]), cast(:key_ids AS text[]), cast(:adapter_ids AS text[]), cast(:since AS timestamptz[]),
     cast(:whole_from AS timestamptz[]), cast(:whole_until AS timestamptz[]), cast(:until AS timestamptz[])
 ) WITH ORDINALITY w(tenant_id, key_id, adapter_id, since, whole_from, whole_until, until, place) ORDER BY place
-""")
+""")  # noqa: S608 - constants of the table of quantities
 
 
 class _Window(NamedTuple):

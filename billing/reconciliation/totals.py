@@ -6,11 +6,13 @@ are the only tokens in it that no engine has counted. An amendment changes what 
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import redis as redis_client
 import sqlalchemy as sa
 from sqlmodel import Session
 
+from billing.prices.quantities import AMOUNT_SQL, QUANTITIES
 from billing.reconciliation.engine_check import check_engines
 from billing.reconciliation.views import Reconciliation, TenantReconciliation
 from billing.usage.stream import read_backlog
@@ -18,10 +20,11 @@ from core.db import database_now
 from core.errors import Unavailable
 from core.money import NANOS_PER_CENT
 
+_TOKEN_KINDS: Final = ", ".join(f"'{kind}'" for kind, each in QUANTITIES.items() if each.unit == "token")
 # One statement sees one snapshot. Tokens and amounts come from the hourly sums; what is on invoices comes from their
 # lines; what was earned and invoiced also comes from the ledger's transfers. Each was written on its own, so a
 # difference is a defect.
-_COUNTS = sa.text("""
+_COUNTS: Final = sa.text(f"""
 WITH engines AS (
     SELECT tenant_id,
            sum(prompt_tokens + output_tokens) AS engine_tokens,
@@ -39,7 +42,7 @@ WITH engines AS (
 ), charged AS (
     SELECT tenant_id,
            sum(input_tokens + output_tokens) AS ledger_tokens,
-           sum(input_nanos + cached_input_nanos + output_nanos + kv_nanos) AS ledger_nanos
+           sum({AMOUNT_SQL}) AS ledger_nanos
     FROM usage_hours GROUP BY tenant_id
 ), adjusted AS (
     SELECT tenant_id, sum(amount_nanos) AS adjusted_nanos FROM usage_adjustments GROUP BY tenant_id
@@ -48,7 +51,7 @@ WITH engines AS (
 ), lined AS (
     SELECT i.tenant_id,
            sum(coalesce(l.used_units, l.quantity)) FILTER (
-               WHERE l.kind IN ('input_tokens', 'uncached_input_tokens', 'cached_input_tokens', 'output_tokens')
+               WHERE l.kind IN ({_TOKEN_KINDS})
            ) AS invoiced_tokens
     FROM invoice_lines l JOIN standing i ON i.id = l.invoice_id GROUP BY i.tenant_id
 ), invoiced AS (
@@ -97,7 +100,7 @@ SELECT tenant_id, engine_tokens, engine_cached_tokens, engine_kv_page_ms, record
        unbilled_nanos::bigint AS unbilled_nanos, invoiced_nanos, estimated_requests,
        (abs(earned - used_nanos) + abs(receivable - billed_nanos))::bigint AS drift_nanos
 FROM tenants ORDER BY tenant_id
-""")
+""")  # noqa: S608 - constants of the table of quantities
 
 
 def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
