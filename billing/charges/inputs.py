@@ -13,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from billing.charges.lines import UsageTotal, Used
+from billing.charges.lines import UsageTotal, UsedQuantity
 from billing.charges.models import StoredPeriodState
 from billing.charges.proration import TenantTerms
 from billing.charges.resource_charge import ResourceTotal
@@ -148,9 +148,9 @@ def read_totals(
     ]
 
 
-def _used(row: sa.Row[Any]) -> Iterator[Used]:  # integers, after the columns of owner and price
+def _used(row: sa.Row[Any]) -> Iterator[UsedQuantity]:  # integers, after the columns of owner and price
     counts = row[-3 * len(QUANTITIES) :]
-    return (Used(*counts[first : first + 3]) for first in range(0, len(counts), 3))
+    return (UsedQuantity(*counts[first : first + 3]) for first in range(0, len(counts), 3))
 
 
 def read_state(session: Session, tenant_id: str, start: datetime) -> PeriodState:

@@ -65,7 +65,7 @@ class DraftInvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     amount_cents: int = 0
 
 
-class Used(NamedTuple):
+class UsedQuantity(NamedTuple):
     """What was used of one quantity: tokens or KV page-milliseconds, what the records cost, and how many requests used
     any of it.
     """
@@ -88,7 +88,7 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
     version: PriceView
     late_for: datetime | None = None
     service_tier: ServiceTier = "default"
-    used: Mapping[UsageKind, Used]
+    used: Mapping[UsageKind, UsedQuantity]
 
     @property
     def recorded_nanos(self) -> int:

@@ -18,7 +18,7 @@ from billing.documents.line_records import HOUR, HourOfLine, LineRecords, Reques
 from billing.invoices.views import InvoiceLineView, InvoiceView
 from billing.prices import price_book
 from billing.prices.price_book import PriceView
-from billing.prices.quantities import QUANTITIES, Counts
+from billing.prices.quantities import QUANTITIES, RequestCounts
 from core import fields
 from core.fields import about
 from core.periods import Period
@@ -143,7 +143,7 @@ class LineReader:
             units, amount_nanos = self._cover.within(begins, begins + row["counted"])
         stored = msgspec.convert(dict(row), Charge)
         rated = rate(
-            msgspec.convert(dict(row), Counts),
+            msgspec.convert(dict(row), RequestCounts),
             self._price.card.highest_prices(row["base_model"], row["rank_class"], row["service_tier"]),
         )
         return ExplainedRequest(

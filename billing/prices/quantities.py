@@ -63,7 +63,7 @@ class Quantity(Measure, frozen=True, kw_only=True):
         return whole if self.less is None else whole - row[self.less]
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
+class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What one request used, as ``core.rating.rate`` reads it: convert a row with these columns."""
 
     input_tokens: int

@@ -15,7 +15,7 @@ from sqlmodel import Session, col, select
 
 from billing import ledger
 from billing.prices import price_book
-from billing.prices.quantities import AMOUNTS, COUNTED, Counts
+from billing.prices.quantities import AMOUNTS, COUNTED, RequestCounts
 from billing.subscriptions.billed_until import lock_billed_until
 from billing.usage.models import UsageAmendment, UsageRecord
 from billing.usage.views import AmendedUsageView, AmendmentView
@@ -131,7 +131,7 @@ def _rated(session: Session, row: _Row, before: dict[str, int]) -> _Row:
     row["aborted_prefill_tokens"] = min(row["aborted_prefill_tokens"], row["input_tokens"])
     version = price_book.versions_by_id(session, {row["price_version_id"]})[row["price_version_id"]]
     prices = version.card.highest_prices(row["base_model"], row["rank_class"], row["service_tier"])
-    charge = rate(msgspec.convert(row, Counts), prices)
+    charge = rate(msgspec.convert(row, RequestCounts), prices)
     return {**row, **msgspec.structs.asdict(charge), "amount_nanos": charge.amount_nanos}
 
 

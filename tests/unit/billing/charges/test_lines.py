@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from billing import ledger
-from billing.charges.lines import DraftInvoiceLine, UsageTotal, Used
+from billing.charges.lines import DraftInvoiceLine, UsageTotal, UsedQuantity
 from billing.charges.usage_charge import charge
 from billing.prices.card import PriceCard
 from billing.prices.price_book import PriceView
@@ -40,7 +40,11 @@ def total_of(events: list[UsageEvent], prices: Prices, version: str = "pv_1") ->
             id=version, plan_id="pl", card=PriceCard.of_all_models(prices), effective_from=EPOCH, created_at=EPOCH
         ),
         used={
-            kind: Used(sum(each), sum(getattr(cost, QUANTITIES[kind].amount) for cost in costs), sum(map(bool, each)))
+            kind: UsedQuantity(
+                counted=sum(each),
+                nanos=sum(getattr(cost, QUANTITIES[kind].amount) for cost in costs),
+                requests=sum(map(bool, each)),
+            )
             for kind, each in counts.items()
             if sum(each)
         },

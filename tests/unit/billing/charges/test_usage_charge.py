@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.charges.lines import UsageTotal, Used
+from billing.charges.lines import UsageTotal, UsedQuantity
 from billing.charges.usage_charge import charge
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
 from billing.prices.price_book import PriceView
@@ -43,7 +43,7 @@ def used(
         adapter_id=adapter_id,
         version=price,
         late_for=datetime(2026, 11, 1, tzinfo=UTC) if late else None,
-        used={"output_tokens": Used(output_tokens, output_tokens * 600, 1)} if output_tokens else {},
+        used={"output_tokens": UsedQuantity(output_tokens, output_tokens * 600, 1)} if output_tokens else {},
     )
 
 
@@ -102,7 +102,7 @@ def test_tiers_count_over_all_adapters_and_only_the_models_they_name():
 def test_page_seconds_have_tiers_too():
     steps = (PriceTier(up_to=1, unit_price_nanos=1_001), PriceTier(up_to=None, unit_price_nanos=1))
     price = version(tiered("graduated", quantity="kv_page_seconds", tiers=steps))
-    lines = charge([UsageTotal(base_model="base", version=price, used={"kv_page_seconds": Used(2_500)})]).lines
+    lines = charge([UsageTotal(base_model="base", version=price, used={"kv_page_seconds": UsedQuantity(2_500)})]).lines
     assert [(str(line.quantity), line.amount_nanos) for line in lines] == [("1", 1_001), ("1.5", 1)]
 
 
