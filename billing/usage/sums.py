@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlmodel import Session, SQLModel
 
-from billing.prices.quantities import AMOUNTS, COUNTED, QUANTITIES, Quantity
+from billing.prices.quantities import AMOUNTS, COUNTED, QUANTITIES
 from billing.usage.models import UsageDay, UsageHour, UsageMonth, UsageReplicaHour
 from core import clock
 from core.contracts.usage import REST
@@ -95,12 +95,11 @@ def _hour_sums(row: Row, estimate: Row | None) -> dict[str, int]:
         "requests": not row["request_id"].endswith(REST),
         "estimated_requests": row["estimated"],
         # A request with an estimate and a rest is one request for each quantity.
-        **{each.requests: _is_used(each, row) and not _is_used(each, estimate) for each in QUANTITIES.values()},
+        **{
+            each.requests: each.counted(row) > 0 and (estimate is None or each.counted(estimate) == 0)
+            for each in QUANTITIES.values()
+        },
     }
-
-
-def _is_used(quantity: Quantity, row: Row | None) -> bool:
-    return row is not None and quantity.counted(row) > 0
 
 
 def _replica_sums(row: Row) -> dict[str, int]:

@@ -120,7 +120,7 @@ def test_usage_is_grouped_by_adapter_model_or_key(stage, noon):
     end = noon + timedelta(hours=1)
     by_adapter = report(stage, tenant, noon, end, "1h", "adapter")
     assert {(bucket.adapter_id, bucket.requests, bucket.output_tokens) for bucket in by_adapter} == {
-        (None, 1, 20),
+        ("", 1, 20),
         ("ad_1", 2, 21),
     }
     (by_model,) = report(stage, tenant, noon, end, "1h", "base_model")
