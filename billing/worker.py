@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import redis as redis_client
 import sqlalchemy as sa
@@ -27,6 +27,7 @@ from billing.limits.limit_alerts import LimitAlerts
 from billing.limits.spending_runner import SpendingRunner
 from billing.notifications import delivery
 from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
+from billing.payments.dunning import DunningRounds
 from billing.payments.settings import PaymentSettings
 from billing.payments.top_ups import buy_if_due
 from billing.quotas.adjustment_runner import AdjustmentRunner
@@ -45,9 +46,6 @@ from core import db, telemetry
 from core.loops import DatabaseChanges, Loop, LoopThreads
 from core.settings import PostgresSettings, RedisSettings, TelemetrySettings, check_settings
 from core.struct_types import complete_struct_types
-
-if TYPE_CHECKING:
-    from billing.payments.background import Payments
 
 WORKER_PARTS: Final = (
     BillingSettings, CostSettings, ResourceSettings, StripeSettings, PaymentSettings, NotificationSettings,
@@ -206,38 +204,34 @@ def run() -> None:
             tenants_max=settings.billing_quota_drift_tenants_max,
             price_age_max=price_age_max,
         )
-        payments = _payments(StripeSettings(), changes)
-        jobs = LoopThreads(
-            [*_jobs(engine, redis, meter, quotas, drift, settings), *(payments.jobs if payments else [])],
-            changes,
-            backoff_max_s=_JOBS_BACKOFF_S_MAX,
-            failures=metrics.JOBS_FAILED,
-        )
-        jobs.start()
-        notifications = delivery.build_runner(PostgresSettings(), changes)
-        notifications.start()
-        if payments:
-            payments.runner.start()
+        deliveries = delivery.runner_of(PostgresSettings(), ended=changes.announce)
+        jobs = [*_jobs(engine, redis, meter, quotas, drift, settings), deliveries.loop]
+        threads, payments = _threads(jobs, changes), _threads(_payments(StripeSettings()), changes)
+        threads.start()
+        payments.start()
         changes.start()
         try:
             BillingWorker(redis, stream, meter, quotas, settings, stop).run_forever()
         finally:
             changes.stop()
-            notifications.stop()
-            if payments:
-                payments.runner.stop(_PAYMENTS_STOP_S)
-        jobs.stop(timeout_s=_JOBS_STOP_S)
+            payments.stop(_PAYMENTS_STOP_S)
+            threads.stop(_JOBS_STOP_S)
+            deliveries.wait()
     engine.dispose()
 
 
-def _payments(stripe: StripeSettings, changes: DatabaseChanges) -> "Payments | None":
-    """What collects payments; None without a key of Stripe's."""
+def _threads(loops: Sequence[Loop], changes: DatabaseChanges) -> LoopThreads:
+    return LoopThreads(loops, changes, backoff_max_s=_JOBS_BACKOFF_S_MAX, failures=metrics.JOBS_FAILED)
+
+
+def _payments(stripe: StripeSettings) -> list[Loop]:
+    """What collects payments: nothing without a key of Stripe's."""
     if stripe.stripe_api_key is None:
         _log.info("no key of stripe: nothing is collected")
-        return None
-    from billing.payments.background import payments_of  # late: Stripe's SDK
+        return []
+    from billing.payments.background import loops_of  # late: Stripe's SDK
 
-    return payments_of(PostgresSettings(), stripe, changes)
+    return loops_of(PostgresSettings(), stripe)
 
 
 def _jobs(
@@ -278,6 +272,7 @@ def _jobs(
         Loop("engine_usage", partial(store_reports, engine, redis), 1),
         Loop("spending", spending.run_once, _PAUSE_MS / 1000, _IDLE_S),
         Loop("limit_alerts", LimitAlerts(engine, redis, meter.watch()).run_once, _PAUSE_MS / 1000, _IDLE_S),
+        Loop("dunning", DunningRounds(engine, PaymentSettings()).run_once, 1, _IDLE_S),
         Loop("periods", PeriodSchedule(engine, grace=grace).run_once, settings.billing_schedule_s),
         Loop("resources", resources.run_once, resource_settings.resource_poll_s),
         Loop("costs", costs.run_once, cost_settings.cost_poll_s),

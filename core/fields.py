@@ -38,6 +38,9 @@ CACHED_SAVINGS_NANOS: Final = about("Nanodollars that cached prompt tokens would
 CACHED_TOKENS: Final = about("Prompt tokens that came from the prefix cache; part of the input.")
 CANCEL_URL: Final = about("Where Stripe leads the owner who gives up.")
 CHARGED_NANOS: Final = about("What the request is charged for now, in nanodollars.")
+COLLECTION_METHOD: Final = about(
+    "charge_automatically: the saved card is charged; send_invoice: the tenant pays by transfer until the due date."
+)
 COLD_LOAD_NANOS: Final = about("Price of a load of an adapter from the store, in nanodollars.")
 CONCURRENT_REQUESTS: Final = about("Requests that run at the same time.")
 CONTEXT_TOKENS: Final = about("Tokens of prompt and answer of one request together.")

@@ -25,7 +25,7 @@ from billing.payments import outbox
 from billing.payments.event_handling import EventHandler
 from billing.payments.operations import ChargeTopUp
 from billing.payments.queue import PaymentQueues
-from billing.payments.runner import PaymentRunner, Performer
+from billing.payments.runner import Performer
 from billing.payments.settings import PaymentSettings
 from billing.stripe.client import API_VERSION, StripeAccount
 from billing.stripe.settings import StripeSettings
@@ -109,13 +109,13 @@ def _pay(engine: sa.Engine, stripe: StripeSettings, simulator: RunningSimulator)
     """What events can be about: customers with a card, and a top-up that each of them paid. By type of event."""
     account, sdk = StripeAccount(stripe), simulator.sdk()
     queues = PaymentQueues(engine, PaymentSettings())
-    runner = PaymentRunner(queues, Performer(account, queues))
+    performer = Performer(account, queues)
     subjects: list[tuple[str, dict[str, Any]]] = []
     for _ in range(_CUSTOMERS):
         tenant_id, top_up = new_id("tn"), ChargeTopUp(charge_id=new_id("top"), amount_cents=2_500)
         with unit_of_work(engine) as session:
             outbox.open_queue(session, tenant_id, name="Ada")
-        runner.run_once()
+        performer.run_once()
         with unit_of_work(engine) as session:
             customer = outbox.open_queue(session, tenant_id).customer_id
             assert customer is not None, "the customer was created before"
@@ -123,7 +123,7 @@ def _pay(engine: sa.Engine, stripe: StripeSettings, simulator: RunningSimulator)
         account.update_customer(customer, default_payment_method=card, key=secrets.token_hex(12))
         with unit_of_work(engine) as session:
             outbox.enqueue(session, tenant_id, top_up)
-        assert runner.run_once() == "done"
+        assert performer.run_once() == "done"
         intent = sdk.v1.payment_intents.list({"customer": customer}).data[0].id
         subjects += [
             ("payment_intent.succeeded", {"id": intent, "object": "payment_intent", "customer": customer}),

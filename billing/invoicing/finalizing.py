@@ -24,7 +24,7 @@ from billing.invoices.queries import invoice_view
 from billing.invoices.statuses import EventChange, InvoiceState
 from billing.invoices.views import AppliedCredit, InvoiceKind, InvoiceView
 from billing.notifications.outbox import notify
-from billing.payments import outbox
+from billing.payments import dunning, outbox
 from billing.payments.operations import CollectInvoice
 from billing.tax.calculation import TaxDecision, TaxLine, tax_lines
 from billing.tax.profiles import read_parties
@@ -85,6 +85,7 @@ def finalize(
     invoice_id = new_id("inv")
     uses = burning.apply_promotional(session, tenant_id, period, lines, invoice_id=invoice_id)
     made = amounts(lines, uses, tax_between(session, parties, at))
+    due_on = parties.due_on(at.astimezone(UTC).date())
     invoice = Invoice(
         id=invoice_id,
         tenant_id=tenant_id,
@@ -100,7 +101,7 @@ def finalize(
         seller=_builtins(parties.seller),
         buyer=_builtins(parties.buyer),
         created_at=at,
-        due_on=parties.due_on(at.astimezone(UTC).date()),
+        due_on=due_on,
     )
     _write_parts(session, invoice_id, made)
     session.add(invoice)
@@ -118,7 +119,9 @@ def finalize(
     state = _settle(session, invoice, period, made.lines)
     number = seal(session, "invoice", invoice.id, tenant_id)
     _tell(session, invoice, number)
-    if state.amount_due_cents > 0:
+    if state.amount_due_cents > 0 and parties.by_transfer:
+        dunning.await_transfer(session, tenant_id, invoice.id, due_on)
+    elif state.amount_due_cents > 0:
         outbox.enqueue(session, tenant_id, CollectInvoice(invoice_id=invoice.id))
     return invoice_view(invoice, number, state)
 

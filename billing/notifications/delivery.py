@@ -25,11 +25,9 @@ from billing.notifications.signing_secrets import SecretBox, SecretUnreadable
 from billing.notifications.webhook_sender import WebhookSender
 from billing.notifications.webhook_signatures import signed_headers
 from core import clock, db
-from core.loops import DatabaseChanges
+from core.loops import Loop
 from core.settings import PostgresSettings
 
-STOP_S: Final = 12  # one attempt's time, and less than a supervisor waits before it kills the worker
-_PAUSE_AFTER_ERROR_S: Final = 2
 _IDLE_S: Final = 2  # a message that is sent again after its pause
 _OUTAGES: Final = (DBAPIError, PoolTimeout)
 _CONNECTIONS: Final = 4
@@ -95,37 +93,23 @@ def webhook_body(delivery: ClaimedDelivery) -> str:
 
 
 class DeliveryRunner:
-    """Claims due deliveries and hands each to a thread, until it is stopped. ``start`` and ``stop`` are called once."""
+    """Claims due deliveries and hands each to a thread."""
 
     def __init__(
         self,
         queue: DeliveryQueue,
         attempt: Callable[[ClaimedDelivery], SendResult],
         settings: DeliverySettings,
-        changes: DatabaseChanges | None = None,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
+        """``ended`` is called when a thread is free again, in which case the loop may go on."""
         self._queue = queue
         self._attempt = attempt
         self._settings = settings
-        self._stop = threading.Event()
-        self._wake = threading.Event() if changes is None else changes.subscribe()
-        self._idle_s = settings.notifications_poll_ms / 1000 if changes is None else _IDLE_S
+        self._ended = ended
         self._free = threading.Semaphore(settings.notifications_threads)
         self._threads = ThreadPoolExecutor(settings.notifications_threads, thread_name_prefix="notification")
-        self._loop = threading.Thread(target=self._run, name="notifications", daemon=True)
-
-    def start(self) -> None:
-        """Begin to deliver."""
-        self._loop.start()
-
-    def stop(self, timeout_s: int = STOP_S) -> bool:
-        """Claim nothing more and wait for running attempts. Returns whether all ended in time; what is left is
-        attempted again when its lease ends.
-        """
-        self._stop.set()
-        self._wake.set()
-        self._loop.join(timeout_s)
-        return not self._loop.is_alive()
+        self.loop = Loop("notifications", self.run_once, 0, _IDLE_S)
 
     def run_once(self) -> list["Future[None]"]:
         """Claim as many deliveries as there are free threads, and start them."""
@@ -140,20 +124,9 @@ class DeliveryRunner:
                 self._free.release()
         return [self._threads.submit(self._deliver, each) for each in claimed]
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            pause_s = self._idle_s
-            self._wake.clear()
-            try:
-                self.run_once()
-            except _OUTAGES as error:
-                _log.warning("notifications wait for postgres", cause=_cause(error))
-                pause_s = _PAUSE_AFTER_ERROR_S
-            except Exception:  # noqa: BLE001 - the thread survives every defect
-                _log.error("notifications cannot be claimed; trying again", exc_info=True)
-                pause_s = _PAUSE_AFTER_ERROR_S
-            self._wake.wait(pause_s)
-        self._threads.shutdown(wait=True)
+    def wait(self) -> None:
+        """Wait for running attempts, each of which is bounded in time. Nothing is delivered after it."""
+        self._threads.shutdown()
 
     def _deliver(self, delivery: ClaimedDelivery) -> None:
         try:
@@ -164,10 +137,10 @@ class DeliveryRunner:
             _log.error("delivery failed by a defect", delivery=delivery.id, exc_info=True)
         finally:
             self._free.release()
-            self._wake.set()
+            self._ended()
 
 
-def build_runner(postgres: PostgresSettings, changes: DatabaseChanges) -> DeliveryRunner:
+def runner_of(postgres: PostgresSettings, *, ended: Callable[[], None]) -> DeliveryRunner:
     """The runner of the billing worker, from the environment. It has a few database connections of its own."""
     shared, settings = NotificationSettings(), DeliverySettings()
     engine = db.connect(postgres.model_copy(update={"postgres_pool_max": _CONNECTIONS}))
@@ -179,7 +152,7 @@ def build_runner(postgres: PostgresSettings, changes: DatabaseChanges) -> Delive
     )
     emails, box = EmailSender(SmtpSettings()), SecretBox(shared.notification_keys)
     courier = Courier(webhooks, emails, box, sender=shared.notifications_email_from)
-    return DeliveryRunner(DeliveryQueue(engine, settings), courier.attempt, settings, changes)
+    return DeliveryRunner(DeliveryQueue(engine, settings), courier.attempt, settings, ended)
 
 
 def _cause(error: Exception) -> str:

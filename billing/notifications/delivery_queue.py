@@ -22,8 +22,9 @@ from billing.notifications.addresses import shown_address
 from billing.notifications.event_types import ENDPOINT_DISABLED
 from billing.notifications.models import NotificationDelivery, NotificationEndpoint
 from billing.notifications.outbox import notify
-from billing.notifications.retries import PERMILLE, SendResult, next_attempt
+from billing.notifications.retries import SendResult, next_attempt
 from billing.notifications.settings import DeliverySettings
+from core import leases
 from core.db import database_now, unit_of_work
 
 UNDELIVERABLE: Final = ("disabled", "deleted")
@@ -133,11 +134,8 @@ class DeliveryQueue:
         with unit_of_work(self._engine) as session:
             now = self._clock(session)
             endpoint = _locked(session, [delivery.endpoint_id], skip_locked=False)[0]
-            row = session.exec(
-                select(NotificationDelivery)
-                .where(NotificationDelivery.id == delivery.id, NotificationDelivery.attempts == delivery.attempts)
-                .with_for_update()
-            ).first()
+            mine = select(NotificationDelivery).where(NotificationDelivery.id == delivery.id)
+            row = leases.held(session, mine, delivery.attempts)
             if row is None:
                 metrics.LATE_RESULTS.inc()
                 return
@@ -168,7 +166,7 @@ class DeliveryQueue:
             now=now,
             queued_at=row.queued_at,
             retry_after_s=attempt.retry_after_s,
-            chance_permille=_chance.randint(0, PERMILLE),
+            chance_permille=_chance.randint(0, leases.PERMILLE),
             settings=self._settings,
         )
         if again is not None and not attempt.gone:

@@ -83,6 +83,20 @@ _ALL: Final = (
         text="Invoice {number} ({invoice_id}) over {total_cents} is ready.",
     ),
     EventType(
+        name="invoice.will_be_due",
+        fields=("invoice_id", "number", "due_cents", "due_on"),
+        subject="Invoice {number} is due on {due_on}",
+        text="{due_cents} of invoice {number} ({invoice_id}) are due on {due_on}. Pay by transfer, and name the number "
+        "of the invoice.",
+    ),
+    EventType(
+        name="invoice.overdue",
+        fields=("invoice_id", "number", "due_cents", "due_on"),
+        subject="Invoice {number} is overdue",
+        text="{due_cents} of invoice {number} ({invoice_id}) were due on {due_on}. Pay by transfer, and name the "
+        "number of the invoice. If your payment is on its way, there is nothing to do.",
+    ),
+    EventType(
         name="invoice.payment_failed",
         fields=("invoice_id", "number", "due_cents", "reason", "next_attempt", "url"),
         subject="The payment of invoice {number} failed",

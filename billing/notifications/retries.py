@@ -3,14 +3,11 @@ and counts.
 """
 
 from datetime import datetime, timedelta
-from typing import Final
 
 import msgspec
 
 from billing.notifications.settings import DeliverySettings
-
-_DOUBLINGS_MAX: Final = 40  # far above what the longest pause allows; keeps the power small
-PERMILLE: Final = 1_000
+from core import leases
 
 
 class SendResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,14 +18,6 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     gone: bool = False
     retry_after_s: int | None = None
-
-
-def pause_ms(tries: int, *, first_ms: int, longest_ms: int, chance_permille: int) -> int:
-    """Milliseconds from attempt number ``tries`` to the next: doubling from ``first_ms`` up to ``longest_ms``, and
-    between a half and the whole of that by chance (0 to 1,000), so that many deliveries do not come back at once.
-    """
-    whole = min(longest_ms, first_ms << min(tries - 1, _DOUBLINGS_MAX))
-    return whole - whole * chance_permille // (2 * PERMILLE)
 
 
 def next_attempt(
@@ -48,11 +37,11 @@ def next_attempt(
     end = queued_at + timedelta(seconds=settings.notifications_retry_s)
     if now >= end:
         return None
-    pause = pause_ms(
+    pause = leases.pause(
         tries,
         first_ms=settings.notifications_retry_first_ms,
         longest_ms=settings.notifications_retry_longest_ms,
         chance_permille=chance_permille,
     )
-    asked = min((retry_after_s or 0) * 1_000, settings.notifications_retry_longest_ms)
-    return min(end, now + timedelta(milliseconds=max(pause, asked)))
+    asked_ms = min((retry_after_s or 0) * 1_000, settings.notifications_retry_longest_ms)
+    return min(end, now + max(pause, timedelta(milliseconds=asked_ms)))

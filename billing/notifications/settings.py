@@ -81,9 +81,6 @@ class NotificationSettings(DeploymentSettings):
 class DeliverySettings(Fragment):
     """How the billing worker delivers notifications."""
 
-    notifications_poll_ms: int = Field(
-        default=500, ge=10, le=60_000, description="How often the billing worker looks for notifications to deliver."
-    )
     notifications_threads: int = Field(
         default=16, ge=1, le=64, description="Notifications that one billing worker delivers at the same time."
     )

@@ -6,7 +6,7 @@ Time is the tenant's: that of its customer's test clock if it has one, else the 
 
 import secrets
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 
 import sqlalchemy as sa
@@ -20,7 +20,7 @@ from billing.payments import outbox, standings
 from billing.payments.models import DunningCase, PaymentCharge, PaymentQueue
 from billing.payments.operations import CollectInvoice
 from billing.payments.queue import Clock
-from billing.payments.settings import PaymentSettings
+from billing.payments.settings import REMINDER_DAYS, PaymentSettings
 from billing.payments.standings import OPEN_CASES
 from core.db import database_now, unit_of_work
 
@@ -43,6 +43,22 @@ def tenant_now(session: Session, tenant_id: str, clock: Clock = database_now) ->
     """The tenant's time."""
     clock_at = session.exec(select(PaymentQueue.clock_at).where(PaymentQueue.tenant_id == tenant_id)).first()
     return clock_at or clock(session)
+
+
+def await_transfer(session: Session, tenant_id: str, invoice_id: str, due_on: date) -> None:
+    """Remind the owner of an invoice before and after its due date, and charge no card."""
+    due_at, now = datetime.combine(due_on, datetime.min.time(), UTC), tenant_now(session, tenant_id)
+    session.add(
+        DunningCase(
+            invoice_id=invoice_id,
+            tenant_id=tenant_id,
+            state="awaits_transfer",
+            started_at=due_at,
+            attempts=0,
+            next_attempt_at=next_attempt(due_at, now, REMINDER_DAYS),
+            pay_token=secrets.token_urlsafe(32),
+        )
+    )
 
 
 def attempt_failed(
@@ -100,6 +116,7 @@ def method_changed(session: Session, tenant_id: str, method: str, clock: Clock) 
         .where(
             DunningCase.tenant_id == tenant_id,
             col(DunningCase.state).in_(OPEN_CASES),
+            col(DunningCase.state) != "awaits_transfer",
             col(DunningCase.tried_method).is_distinct_from(method),
         )
         .order_by(col(DunningCase.started_at))
@@ -141,7 +158,7 @@ class DunningRounds:
             )
             tenant_ids = session.exec(
                 select(DunningCase.tenant_id)
-                .join(PaymentQueue, col(PaymentQueue.tenant_id) == DunningCase.tenant_id)
+                .outerjoin(PaymentQueue, col(PaymentQueue.tenant_id) == DunningCase.tenant_id)
                 .where(col(DunningCase.state).in_(OPEN_CASES), due)
                 .distinct()
                 .order_by(col(DunningCase.tenant_id))
@@ -165,7 +182,7 @@ class DunningRounds:
             for invoice_id in settled:
                 collected(session, invoice_id, state="ended")
             cases = [case for case in cases if case.state in OPEN_CASES]
-            overdue = [case for case in cases if not case.suspended and case.suspends_at <= now]
+            overdue = [each for each in cases if not each.suspended and each.suspends_at and each.suspends_at <= now]
             for case in overdue:
                 case.suspended = True
             if overdue:
@@ -174,9 +191,12 @@ class DunningRounds:
             for case in cases:
                 if case.next_attempt_at is not None and case.next_attempt_at <= now:
                     case.attempts, case.next_attempt_at = case.attempts + 1, None
-                    outbox.enqueue(
-                        session, tenant_id, CollectInvoice(invoice_id=case.invoice_id, attempt=case.attempts)
-                    )
+                    if case.state == "awaits_transfer":
+                        case.next_attempt_at = next_attempt(case.started_at, now, REMINDER_DAYS)
+                        _remind(session, case, now)
+                    else:
+                        collect = CollectInvoice(invoice_id=case.invoice_id, attempt=case.attempts)
+                        outbox.enqueue(session, tenant_id, collect)
             session.add_all(cases)
 
 
@@ -193,6 +213,24 @@ def _owes(session: Session, invoice_id: str) -> bool:
 
 def _address(case: DunningCase, settings: PaymentSettings) -> str:
     return f"{settings.control_public_url}/pay/{case.pay_token}"
+
+
+def _remind(session: Session, case: DunningCase, now: datetime) -> None:
+    invoice, event_type = read_invoice(session, case.invoice_id), "invoice.will_be_due"
+    if now >= case.started_at + timedelta(days=1):
+        event_type = "invoice.overdue"
+    notify(
+        session,
+        tenant_id=case.tenant_id,
+        event_type=event_type,
+        data={
+            "invoice_id": case.invoice_id,
+            "number": invoice.number,
+            "due_cents": invoice.amount_due_cents,
+            "due_on": f"{case.started_at:%Y-%m-%d}",
+        },
+        dedupe_key=f"{event_type}:{case.invoice_id}:{case.attempts}",
+    )
 
 
 def _inform(session: Session, case: DunningCase, due_cents: int, settings: PaymentSettings) -> None:

@@ -13,6 +13,7 @@ from billing.payments.alarms import raise_alarm
 from billing.payments.models import StripeEventRow, StripeEventsListed
 from billing.stripe.errors import StripeLookupInconclusive
 from billing.stripe.objects import StripeEvent
+from core import leases
 from core.db import database_now
 from core.errors import Conflict, NotFound
 
@@ -46,9 +47,10 @@ ListEvents = Callable[[datetime, datetime], list[StripeEvent]]
 _KEPT: Final = timedelta(days=30)  # how long Stripe lists events
 _OVERLAP: Final = timedelta(minutes=10)  # events may appear late in the list, and clocks differ
 _WINDOW_MIN: Final = timedelta(seconds=1)
-_LEASE: Final = timedelta(seconds=120)  # above the time that reading one object takes
+_LEASE_S: Final = 120  # above the time that reading one object takes
 _LIST: Final = "events"
-_LATER_MAX_S: Final = 3_600
+_PAUSE_FIRST_MS: Final = 2_000
+_PAUSE_LONGEST_MS: Final = 3_600_000
 
 
 def store(session: Session, events: Iterable[StripeEvent], *, source: Literal["webhook", "list"]) -> int:
@@ -88,16 +90,11 @@ def claim(session: Session, limit: int, now: datetime, *, types: Sequence[str] |
     due = select(StripeEventRow).where(StripeEventRow.state == "stored", col(StripeEventRow.next_attempt_at) <= now)
     if types is not None:
         due = due.where(col(StripeEventRow.type).in_(types))
-    rows = session.exec(
-        due.order_by(col(StripeEventRow.created_at), col(StripeEventRow.id))
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    ).all()
+    due = due.order_by(col(StripeEventRow.created_at), col(StripeEventRow.id))
+    rows = leases.lock_due(session, due, limit=limit)
     for row in rows:
-        row.attempts += 1
-        row.next_attempt_at = now + _LEASE
-        session.add(row)
-    return list(rows)
+        leases.lease(row, now, _LEASE_S)
+    return rows
 
 
 def finish(session: Session, event_ids: Sequence[str], apply: Callable[[Session], str | None]) -> None:
@@ -135,7 +132,8 @@ def postpone(session: Session, event_id: str, reason: str, *, attempts_max: int)
             dedupe_key=f"event_failed:{row.id}:{row.attempts}",
         )
     else:
-        row.next_attempt_at = database_now(session) + timedelta(seconds=min(2**row.attempts, _LATER_MAX_S))
+        pause = leases.pause(row.attempts, first_ms=_PAUSE_FIRST_MS, longest_ms=_PAUSE_LONGEST_MS)
+        row.next_attempt_at = database_now(session) + pause
     metrics.EVENTS.labels("failed" if row.state == "failed" else "retried").inc()
     session.add(row)
 

@@ -14,7 +14,7 @@ from core.db import Instant
 
 class PaymentQueue(SQLModel, table=True):
     """A tenant at Stripe: its customer, and its operations, which run one after the other. ``next_attempt_at`` is null
-    while nothing waits. ``fence`` grows with each claim; a worker writes only under the fence that it holds.
+    while nothing waits. ``attempts`` counts claims: a worker writes only as long as its claim is the last.
     ``clock_at`` is the time of the customer's test clock, which then dates the tenant's dunning.
     """
 
@@ -36,8 +36,7 @@ class PaymentQueue(SQLModel, table=True):
     stopped_reason: str | None = Field(default=None, sa_type=sa.Text)
     stopped_at: datetime | None = Field(default=None, sa_type=Instant)
     next_attempt_at: datetime | None = Field(default=None, sa_type=Instant)
-    leased_until: datetime | None = Field(default=None, sa_type=Instant)
-    fence: int = Field(default=0, sa_type=sa.BigInteger)
+    attempts: int = Field(default=0, sa_type=sa.BigInteger)
     created_at: datetime = Field(sa_type=Instant)
 
 
@@ -181,12 +180,16 @@ class DunningCase(SQLModel, table=True):
     """The collection of one invoice whose payment failed. ``started_at`` and ``next_attempt_at`` are times of the
     tenant's clock. While an attempt is queued, ``next_attempt_at`` is null. ``pay_token`` is the secret part of the
     address at which the owner pays.
+
+    Or an invoice that ``awaits_transfer``: it is due on the day of ``started_at``, its attempts are reminders, and it
+    suspends no tenant.
     """
 
     __tablename__ = "dunning_cases"
     __table_args__ = (
         sa.CheckConstraint(
-            "state IN ('retrying', 'needs_method', 'needs_owner', 'exhausted', 'paid', 'ended')", name="state_known"
+            "state IN ('retrying', 'needs_method', 'needs_owner', 'exhausted', 'awaits_transfer', 'paid', 'ended')",
+            name="state_known",
         ),
         sa.Index("ix_dunning_cases_open", "tenant_id", postgresql_where=sa.text("state NOT IN ('paid', 'ended')")),
     )
@@ -197,7 +200,7 @@ class DunningCase(SQLModel, table=True):
     started_at: datetime = Field(sa_type=Instant)
     attempts: int = Field(default=1, sa_type=sa.Integer)
     next_attempt_at: datetime | None = Field(default=None, sa_type=Instant)
-    suspends_at: datetime = Field(sa_type=Instant)
+    suspends_at: datetime | None = Field(default=None, sa_type=Instant)
     suspended: bool = False
     tried_method: str | None = Field(default=None, sa_type=sa.Text)
     last_reason: str | None = Field(default=None, sa_type=sa.Text)

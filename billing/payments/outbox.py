@@ -83,7 +83,7 @@ def open_queue(
     """
     created = session.execute(
         insert(PaymentQueue)
-        .values(tenant_id=tenant_id, test_clock=test_clock, fence=0, created_at=database_now(session))
+        .values(tenant_id=tenant_id, test_clock=test_clock, attempts=0, created_at=database_now(session))
         .on_conflict_do_nothing()
         .returning(col(PaymentQueue.tenant_id))
     ).first()

@@ -9,8 +9,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
-import sqlalchemy as sa
-import structlog
 from sqlalchemy import Engine
 from sqlmodel import Session, col, select
 
@@ -19,13 +17,13 @@ from billing.payments.alarms import raise_alarm
 from billing.payments.models import PaymentOperation, PaymentQueue
 from billing.payments.operations import Operation, decoded
 from billing.payments.settings import PaymentSettings
+from core import leases
 from core.db import database_now, unit_of_work
 from core.errors import InvalidRequest
 
 Clock = Callable[[Session], datetime]
 Effect = Callable[[Session], None]
 _ERROR_LENGTH_MAX = 1_000
-_log = structlog.get_logger()
 
 
 class LeaseLost(Exception):
@@ -77,58 +75,42 @@ class PaymentQueues:
         """Lease the queue that has waited longest, if one is due."""
         with unit_of_work(self.engine) as session:
             now = self.clock(session)
-            queue = session.exec(
-                select(PaymentQueue)
-                .where(
-                    col(PaymentQueue.stopped_at).is_(None),
-                    col(PaymentQueue.next_attempt_at) <= now,
-                    sa.or_(col(PaymentQueue.leased_until).is_(None), col(PaymentQueue.leased_until) <= now),
-                )
-                .order_by(col(PaymentQueue.next_attempt_at))
-                .limit(1)
-                .with_for_update(skip_locked=True)
-            ).first()
-            if queue is None:
-                return None
-            assert queue.next_attempt_at is not None
-            metrics.OLDEST_WAITING_SECONDS.set(max(0, (now - queue.next_attempt_at).total_seconds()))
-            row = self._first_waiting(session, queue.tenant_id)
-            if row is None:
-                queue.next_attempt_at = None
-                session.add(queue)
-                return None
-            try:
-                operation = decoded(row.content)
-            except InvalidRequest as error:  # written by another version; the other tenants' queues go on
-                _stop(session, queue.tenant_id, row.id, now, kind="operation_unreadable", reason=error.message)
-                return None
-            queue.fence += 1
-            queue.leased_until = self._lease_end(now)
-            row.attempts += 1
-            session.add_all([queue, row])
-            return Claim(
-                tenant_id=queue.tenant_id,
-                fence=queue.fence,
-                customer_id=queue.customer_id,
-                test_clock=queue.test_clock,
-                operation_id=row.id,
-                operation=operation,
-                attempts=row.attempts,
-                approved=row.approved,
-                waits_since=row.created_at,
+            due = select(PaymentQueue).where(
+                col(PaymentQueue.stopped_at).is_(None), col(PaymentQueue.next_attempt_at) <= now
             )
+            queues = leases.lock_due(session, due.order_by(col(PaymentQueue.next_attempt_at)))
+            return self._lease(session, queues[0], now) if queues else None
+
+    def _lease(self, session: Session, queue: PaymentQueue, now: datetime) -> Claim | None:
+        assert queue.next_attempt_at is not None, "due"
+        metrics.OLDEST_WAITING_SECONDS.set(max(0, (now - queue.next_attempt_at).total_seconds()))
+        row = self._first_waiting(session, queue.tenant_id)
+        if row is None:
+            queue.next_attempt_at = None
+            return None
+        try:
+            operation = decoded(row.content)
+        except InvalidRequest as error:  # written by another version; the other tenants' queues go on
+            _stop(session, queue, row.id, now, kind="operation_unreadable", reason=error.message)
+            return None
+        leases.lease(queue, now, self.settings.payments_lease_s)
+        row.attempts += 1
+        return Claim(
+            tenant_id=queue.tenant_id,
+            fence=queue.attempts,
+            customer_id=queue.customer_id,
+            test_clock=queue.test_clock,
+            operation_id=row.id,
+            operation=operation,
+            attempts=row.attempts,
+            approved=row.approved,
+            waits_since=row.created_at,
+        )
 
     def keep(self, session: Session, claim: Claim) -> datetime:
         """Extend the lease within a transaction that writes for the claim. Returns the time. Raises LeaseLost."""
-        now = self.clock(session)
-        kept = session.execute(
-            sa.update(PaymentQueue)
-            .where(col(PaymentQueue.tenant_id) == claim.tenant_id, col(PaymentQueue.fence) == claim.fence)
-            .values(leased_until=self._lease_end(now))
-            .returning(col(PaymentQueue.fence))
-        ).first()
-        if kept is None:
-            raise LeaseLost(claim.operation_id)
+        queue, now = self._held(session, claim), self.clock(session)
+        leases.extend(queue, now, self.settings.payments_lease_s)
         return now
 
     def finish(self, claim: Claim, outcome: Outcome) -> None:
@@ -140,18 +122,17 @@ class PaymentQueues:
             if outcome.effect is not None:
                 outcome.effect(session)
                 session.flush()
-            now = self.keep(session, claim)
-            row = session.exec(select(PaymentOperation).where(PaymentOperation.id == claim.operation_id)).one()
+            queue, now = self._held(session, claim), self.clock(session)
+            row = session.get_one(PaymentOperation, claim.operation_id)
             row.state = "done" if outcome.failure is None else "failed"
             row.result, row.last_error, row.finished_at = outcome.result, outcome.failure, now
-            session.add(row)
             session.flush()
-            self._release(session, claim, now if self._first_waiting(session, claim.tenant_id) else None)
+            queue.next_attempt_at = now if self._first_waiting(session, claim.tenant_id) else None
 
     def postpone(self, claim: Claim, reason: str, *, pause: timedelta) -> None:
         """Attempt the operation again after a pause. Later operations of the tenant wait for it."""
         with unit_of_work(self.engine) as session:
-            now = self.keep(session, claim)
+            queue, now = self._held(session, claim), self.clock(session)
             self._note(session, claim, reason)
             silent_s = self.settings.payments_silence_alarm_s
             if now - claim.waits_since > timedelta(seconds=silent_s) and claim.attempts > 1:
@@ -162,15 +143,14 @@ class PaymentQueues:
                     message=f"{claim.operation_id} has waited for more than {silent_s} s: {reason}",
                     dedupe_key=f"silent:{claim.operation_id}",
                 )
-            self._release(session, claim, now + pause)
+            queue.next_attempt_at = now + pause
 
     def stop(self, claim: Claim, kind: str, reason: str) -> None:
         """Stop the tenant's queue until an admin has looked, and raise an alarm."""
         with unit_of_work(self.engine) as session:
-            now = self.keep(session, claim)
+            queue, now = self._held(session, claim), self.clock(session)
             self._note(session, claim, reason)
-            self._release(session, claim, now)
-            _stop(session, claim.tenant_id, claim.operation_id, now, kind=kind, reason=reason)
+            _stop(session, queue, claim.operation_id, now, kind=kind, reason=reason)
 
     def _first_waiting(self, session: Session, tenant_id: str) -> PaymentOperation | None:
         return session.exec(
@@ -180,34 +160,25 @@ class PaymentQueues:
             .limit(1)
         ).first()
 
-    def _release(self, session: Session, claim: Claim, next_attempt_at: datetime | None) -> None:
-        session.execute(
-            sa.update(PaymentQueue)
-            .where(col(PaymentQueue.tenant_id) == claim.tenant_id)
-            .values(leased_until=None, next_attempt_at=next_attempt_at)
-        )
+    def _held(self, session: Session, claim: Claim) -> PaymentQueue:
+        """The claim's queue, locked. Raises LeaseLost."""
+        mine = select(PaymentQueue).where(PaymentQueue.tenant_id == claim.tenant_id)
+        queue = leases.held(session, mine, claim.fence)
+        if queue is None:
+            raise LeaseLost(claim.operation_id)
+        return queue
 
     def _note(self, session: Session, claim: Claim, reason: str) -> None:
-        session.execute(
-            sa.update(PaymentOperation)
-            .where(col(PaymentOperation.id) == claim.operation_id)
-            .values(last_error=reason[:_ERROR_LENGTH_MAX])
-        )
-
-    def _lease_end(self, now: datetime) -> datetime:
-        return now + timedelta(seconds=self.settings.payments_lease_s)
+        session.get_one(PaymentOperation, claim.operation_id).last_error = reason[:_ERROR_LENGTH_MAX]
 
 
-def _stop(session: Session, tenant_id: str, operation_id: str, now: datetime, *, kind: str, reason: str) -> None:
-    session.execute(
-        sa.update(PaymentQueue)
-        .where(col(PaymentQueue.tenant_id) == tenant_id)
-        .values(stopped_at=now, stopped_reason=reason[:_ERROR_LENGTH_MAX])
-    )
+def _stop(session: Session, queue: PaymentQueue, operation_id: str, now: datetime, *, kind: str, reason: str) -> None:
+    queue.next_attempt_at = queue.stopped_at = now
+    queue.stopped_reason = reason[:_ERROR_LENGTH_MAX]
     raise_alarm(
         session,
         kind=kind,
-        tenant_id=tenant_id,
+        tenant_id=queue.tenant_id,
         message=f"The queue has stopped at {operation_id}: {reason}",
         dedupe_key=f"stopped:{operation_id}:{now.isoformat()}",
     )

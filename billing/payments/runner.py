@@ -1,10 +1,9 @@
-"""Performs the operations of tenants' queues from threads of the billing worker: claim in one transaction, call Stripe
-outside of any, book the outcome in another. Operations of one tenant run in order, those of several beside each other.
+"""Performs the operations of tenants' queues: claims one in a transaction, calls Stripe outside of any, books the
+outcome in another. Operations of one tenant run in order, those of several beside each other.
 
 Fails closed: an answer that leaves open what happened stops or postpones the tenant's queue; nothing is sent twice.
 """
 
-import threading
 from datetime import timedelta
 
 import structlog
@@ -39,14 +38,11 @@ from billing.stripe.errors import (
     StripeRefused,
     StripeUnavailable,
 )
+from core import leases
 from core.errors import AppError
-from core.loops import DatabaseChanges
 
 _OUTAGES = (OperationalError, InterfaceError, PoolTimeout)
 """Postgres does not answer, or asks to try again. Other errors of it are refusals, which would repeat without end."""
-_PAUSE_AFTER_ERROR_S = 2
-_IDLE_S = 2  # a call that is made again after its pause; one thread looks for it, and its claim wakes the others
-_OTHERS_IDLE_S = 10
 _log = structlog.get_logger()
 
 
@@ -58,6 +54,11 @@ class Performer:
         self._charging = Charging(account, queues)
         self._refunder = Refunder(account, queues)
         self._pages = Pages(account)
+
+    def run_once(self) -> str | None:
+        """Perform one operation, if one is due. Returns how it ended."""
+        claim = self._queues.claim()
+        return None if claim is None else self.run(claim)
 
     def run(self, claim: Claim) -> str:
         """Perform the operation. Returns how the attempt ended, as in the metric."""
@@ -115,8 +116,9 @@ class Performer:
 
     def _pause(self, claim: Claim, failure: StripeFailure) -> timedelta:
         settings = self._queues.settings
-        doubled = settings.payments_retry_first_ms * 2 ** min(claim.attempts - 1, 20)
-        pause = timedelta(milliseconds=min(doubled, settings.payments_retry_longest_ms))
+        pause = leases.pause(
+            claim.attempts, first_ms=settings.payments_retry_first_ms, longest_ms=settings.payments_retry_longest_ms
+        )
         return max(pause, timedelta(seconds=int(failure.retry_after_s or 0)))
 
 
@@ -129,54 +131,3 @@ def _refused(claim: Claim, failure: AppError) -> Outcome:
         end_charge_of(session, row, failure.message)
 
     return Outcome(result={"code": failure.code}, effect=effect, failure=failure.message)
-
-
-class PaymentRunner:
-    """Threads that claim and perform until they are stopped. ``start`` and ``stop`` are called once."""
-
-    def __init__(self, queues: PaymentQueues, performer: Performer, changes: DatabaseChanges | None = None) -> None:
-        """Without ``changes`` every thread looks every ``payments_poll_ms``."""
-        self._queues = queues
-        self._performer = performer
-        self._stop = threading.Event()
-        numbers = range(queues.settings.payments_threads)
-        self._wakes = [threading.Event() if changes is None else changes.subscribe() for _ in numbers]
-        idle_s = [0 if changes is None else _OTHERS_IDLE_S if number else _IDLE_S for number in numbers]
-        self._threads = [
-            threading.Thread(target=self._run, args=waiting, name=f"payments-{number}", daemon=True)
-            for number, waiting in enumerate(zip(self._wakes, idle_s, strict=True))
-        ]
-
-    def start(self) -> None:
-        """Begin to perform."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self, timeout_s: int) -> None:
-        """Claim nothing more, and wait for running operations. One that is cut off goes on when its lease ends."""
-        self._stop.set()
-        for wake in self._wakes:
-            wake.set()
-        for thread in self._threads:
-            thread.join(timeout_s)
-
-    def run_once(self) -> str | None:
-        """Perform one operation, if one is due. Returns how it ended."""
-        claim = self._queues.claim()
-        return None if claim is None else self._performer.run(claim)
-
-    def _run(self, wake: threading.Event, idle_s: int) -> None:
-        while not self._stop.is_set():
-            wake.clear()
-            pause_s = self._queues.settings.payments_poll_ms / 1000
-            try:
-                if self.run_once() is not None:
-                    continue
-            except _OUTAGES as error:  # the lease ends, and the operation goes on with the same key
-                _log.warning("payments wait for postgres", cause=str(getattr(error, "orig", error))[:500])
-                pause_s = _PAUSE_AFTER_ERROR_S
-            except Exception:  # noqa: BLE001 - the thread survives every defect; the operation keeps its lease
-                _log.error("a payment operation failed by a defect", exc_info=True)
-                pause_s = _PAUSE_AFTER_ERROR_S
-            if not self._stop.wait(pause_s):
-                wake.wait(idle_s)

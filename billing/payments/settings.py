@@ -9,6 +9,7 @@ from core.settings import Fragment
 
 PENDING_PER_TENANT_MAX: Final = 100  # above it a tenant's further pages and top-ups are refused
 DESCRIPTION_LENGTH_MAX: Final = 300  # of one line at Stripe
+REMINDER_DAYS: Final = (-3, 1, 7, 14)  # before and after the due date of an invoice that is paid by transfer
 
 
 class WebhookSettings(Fragment):

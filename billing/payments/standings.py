@@ -12,7 +12,7 @@ from billing.payments.models import DunningCase, PaymentStanding
 from core.db import database_now
 
 Standing = Literal["good", "suspended"]
-OPEN_CASES = ("retrying", "needs_method", "needs_owner", "exhausted")
+OPEN_CASES = ("retrying", "needs_method", "needs_owner", "exhausted", "awaits_transfer")
 
 
 class StandingChange(NamedTuple):

@@ -23,6 +23,7 @@ VatId = Annotated[str, msgspec.Meta(max_length=20, pattern="^[A-Za-z0-9 .+*-]*(?
 Email = Annotated[str, msgspec.Meta(max_length=254, extra_json_schema={"format": "email"})]
 PaymentDays = Annotated[int, msgspec.Meta(ge=0, le=365)]
 TaxMode = Literal["none", "fixed"]
+CollectionMethod = Literal["charge_automatically", "send_invoice"]
 
 PAYMENT_DAYS: Final = 14
 
@@ -57,12 +58,14 @@ class BillingProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 class Buyer(BillingProfile, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tenant as its invoices name it. From ``exempt_from`` to ``exempt_until`` (exclusive) it pays no tax. Its own
-    ``payment_days`` replace the seller's. Only admins set these three.
+    ``payment_days`` replace the seller's. With ``send_invoice`` it pays by transfer until the due date, and no card is
+    charged. Only admins set these four.
     """
 
     exempt_from: Annotated[date | None, fields.EXEMPT_FROM] = None
     exempt_until: Annotated[date | None, fields.EXEMPT_UNTIL] = None
     payment_days: Annotated[PaymentDays | None, fields.PAYMENT_DAYS] = None
+    collection_method: Annotated[CollectionMethod, fields.COLLECTION_METHOD] = "charge_automatically"
 
     def exempt_on(self, day: date) -> bool:
         """Whether an invoice of this day has no tax."""
@@ -83,6 +86,11 @@ class Parties(msgspec.Struct, frozen=True, kw_only=True):
         if self.buyer is not None and self.buyer.payment_days is not None:
             days = self.buyer.payment_days
         return day + timedelta(days=days)
+
+    @property
+    def by_transfer(self) -> bool:
+        """Whether the buyer pays by transfer, and no card is charged."""
+        return self.buyer is not None and self.buyer.collection_method == "send_invoice"
 
     def warnings(self) -> tuple[str, ...]:
         """What an invoice between these parties lacks of what invoices must show, with the fix."""

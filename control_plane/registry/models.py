@@ -106,7 +106,7 @@ class Revision(SQLModel, table=True):
     canary_asked_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
     report: dict[str, Any] | None = Field(default=None, sa_type=JSONB)
     attempts: int = Field(default=0)
-    leased_until: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
+    next_attempt_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
     completed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
     decided_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))

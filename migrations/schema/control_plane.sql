@@ -178,7 +178,7 @@ CREATE TABLE revisions (
     digest text,
     report jsonb,
     attempts integer NOT NULL,
-    leased_until timestamptz,
+    next_attempt_at timestamptz,
     created_at timestamptz NOT NULL,
     completed_at timestamptz,
     decided_at timestamptz,

@@ -71,7 +71,7 @@ def reject_open(session: Session, *, adapter_id: str, reason: dict[str, Any], ac
 
 def _close(session: Session, row: Revision, *, codes: Sequence[str], actor: str) -> None:
     row.decided_at = database_now(session)
-    row.leased_until = None
+    row.next_attempt_at = None
     session.add(row)
     session.flush()
     metrics.VERDICTS.labels(row.status, codes[0] if codes else "").inc()

@@ -22,6 +22,7 @@ from control_plane.registry.review import decision, tenant_turns
 from control_plane.registry.revisions import service as revisions
 from control_plane.registry.revisions import upload_rules
 from control_plane.tenants import service as tenants
+from core import leases
 from core.db import database_now
 from core.rank_classes import class_for
 
@@ -44,28 +45,19 @@ def claim(session: Session, *, lease_s: int, attempts_max: int) -> ValidationJob
 
     A revision whose validation was already cut short ``attempts_max`` times is rejected instead.
     """
-    claimable = _unchecked(), _unleased(database_now(session))
+    claimable = _unchecked(), _due(database_now(session))
     if session.exec(select(Revision.id).where(*claimable).limit(1)).first() is None:
         return None  # the usual case, without the turns of all tenants
     order = tenant_turns.turns(session)
-    waiting = (
-        select(Revision)
-        .join(order, order.c.id == col(Revision.id))
-        .where(*claimable)
-        .order_by(order.c.turn, col(Revision.id))
-        .limit(1)
-        .with_for_update(of=Revision, skip_locked=True)
-    )
-    row = session.exec(waiting).first()
+    waiting = select(Revision).join(order, order.c.id == col(Revision.id)).where(*claimable)
+    row = next(iter(leases.lock_due(session, waiting.order_by(order.c.turn, col(Revision.id)))), None)
     if row is None:
         return None
     if row.attempts >= attempts_max:
         message = f"validation was cut short {row.attempts} times; upload the adapter again, or contact the operator"
         decision.reject(session, row, [decision.problem("validation_failed", message)])
         return None
-    row.attempts += 1
-    row.leased_until = database_now(session) + timedelta(seconds=lease_s)
-    session.add(row)
+    leases.lease(row, database_now(session), lease_s)
     adapter = session.get_one(Adapter, row.adapter_id)
     tenant = tenants.get(session, row.tenant_id)
     return ValidationJob(
@@ -82,11 +74,9 @@ def claim(session: Session, *, lease_s: int, attempts_max: int) -> ValidationJob
 def renew_lease(session: Session, job: ValidationJob, *, lease_s: int) -> bool:
     """Extend the lease to ``lease_s`` from now. Returns False when another worker has the job."""
     row = _held(session, job)
-    if row is None:
-        return False
-    row.leased_until = database_now(session) + timedelta(seconds=lease_s)
-    session.add(row)
-    return True
+    if row is not None:
+        leases.extend(row, database_now(session), lease_s)
+    return row is not None
 
 
 def release(session: Session, job: ValidationJob, *, pause_s: int, counted: bool) -> None:
@@ -96,8 +86,7 @@ def release(session: Session, job: ValidationJob, *, pause_s: int, counted: bool
     row = _held(session, job)
     if row is not None:
         row.attempts -= 0 if counted else 1
-        row.leased_until = database_now(session) + timedelta(seconds=pause_s)
-        session.add(row)
+        leases.extend(row, database_now(session), pause_s)
 
 
 def record(session: Session, job: ValidationJob, verdict: ValidationReport, *, canary_required: bool) -> bool:
@@ -118,7 +107,7 @@ def record(session: Session, job: ValidationJob, verdict: ValidationReport, *, c
     row.checked_digest = verdict.digest
     row.stored_bytes = verdict.manifest.size_bytes
     row.rank, row.rank_class = verdict.manifest.rank, class_for(verdict.manifest.rank, classes)
-    row.leased_until = None
+    row.next_attempt_at = None
     session.add(row)
     if not canary_required:
         decision.accept(session, row)
@@ -146,14 +135,13 @@ def reject_expired(session: Session, *, expires_s: int, limit: int) -> int:
 
 
 def _held(session: Session, job: ValidationJob) -> Revision | None:
-    mine = select(Revision).where(Revision.id == job.revision_id, Revision.attempts == job.attempt, _unchecked())
-    return session.exec(mine.with_for_update()).first()
+    return leases.held(session, select(Revision).where(Revision.id == job.revision_id, _unchecked()), job.attempt)
 
 
 def _unchecked() -> ColumnElement[bool]:
     return (col(Revision.status) == "validating") & col(Revision.checked_digest).is_(None)
 
 
-def _unleased(now: datetime) -> ColumnElement[bool]:
-    leased_until = col(Revision.leased_until)
-    return leased_until.is_(None) | (leased_until < now)
+def _due(now: datetime) -> ColumnElement[bool]:
+    at = col(Revision.next_attempt_at)
+    return at.is_(None) | (at < now)

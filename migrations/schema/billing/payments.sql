@@ -24,14 +24,14 @@ CREATE TABLE dunning_cases (
     started_at timestamptz NOT NULL,
     attempts integer NOT NULL,
     next_attempt_at timestamptz,
-    suspends_at timestamptz NOT NULL,
+    suspends_at timestamptz,
     suspended boolean NOT NULL,
     tried_method text,
     last_reason text,
     pay_token text NOT NULL CONSTRAINT uq_dunning_cases_pay_token UNIQUE,
     ended_at timestamptz,
     CONSTRAINT ck_dunning_cases_state_known CHECK (
-        state IN ('retrying', 'needs_method', 'needs_owner', 'exhausted', 'paid', 'ended'))
+        state IN ('retrying', 'needs_method', 'needs_owner', 'exhausted', 'awaits_transfer', 'paid', 'ended'))
 );
 CREATE INDEX ix_dunning_cases_open ON dunning_cases (tenant_id) WHERE state NOT IN ('paid', 'ended');
 CREATE INDEX ix_dunning_cases_tenant_id ON dunning_cases (tenant_id);
@@ -55,8 +55,7 @@ CREATE TABLE payment_queues (
     stopped_reason text,
     stopped_at timestamptz,
     next_attempt_at timestamptz,
-    leased_until timestamptz,
-    fence bigint NOT NULL,
+    attempts bigint NOT NULL,
     created_at timestamptz NOT NULL,
     CONSTRAINT ck_payment_queues_stop_has_reason CHECK ((stopped_reason IS NULL) = (stopped_at IS NULL)),
     CONSTRAINT ck_payment_queues_clock_known CHECK (clock_at IS NULL OR test_clock IS NOT NULL)

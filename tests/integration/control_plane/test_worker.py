@@ -228,4 +228,4 @@ def _attempts(settings, path: str) -> int:
 
 def _expire_leases(engine) -> None:
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE revisions SET leased_until = now() - interval '1 s'")
+        connection.exec_driver_sql("UPDATE revisions SET next_attempt_at = now() - interval '1 s'")

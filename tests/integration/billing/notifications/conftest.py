@@ -1,6 +1,7 @@
 """A stage for notifications: a real Postgres, receivers on loopback, and a clock that a test moves."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlmodel import Session
 
+from billing import metrics
 from billing.notifications.addresses import HostLookup
 from billing.notifications.delivery import Courier, DeliveryRunner
 from billing.notifications.delivery_queue import DeliveryQueue
@@ -19,6 +21,7 @@ from billing.notifications.signing_secrets import SecretBox
 from billing.notifications.webhook_sender import WebhookSender
 from core.db import database_now, unit_of_work
 from core.ids import new_id
+from core.loops import DatabaseChanges, Loop, LoopThreads
 from tests.fixtures.notifications.receivers import MailServer, WebhookReceiver, mail_server, webhook_receiver
 
 BOX = SecretBox([b"key-of-the-tests"])
@@ -35,7 +38,7 @@ SPEND = {
 class NotificationStage:
     def __init__(self, engine: sa.Engine, smtp_port: int) -> None:
         self.engine = engine
-        self.settings = DeliverySettings(notifications_poll_ms=10)
+        self.settings = DeliverySettings()
         self.offset = timedelta()
         self.hosts = HostLookup(allow_loopback=True, timeout_ms=5_000)
         self.smtp = SmtpSettings(smtp_host="127.0.0.1", smtp_port=smtp_port, smtp_security="none")
@@ -76,6 +79,19 @@ class NotificationStage:
     def notify(self, tenant_id: str, key: str, event_type: str = "spend.threshold_reached", **data: Any) -> str | None:
         with unit_of_work(self.engine) as session:
             return notify(session, tenant_id=tenant_id, event_type=event_type, data=SPEND | data, dedupe_key=key)
+
+    @contextmanager
+    def delivering(self, *runners: DeliveryRunner) -> Iterator[None]:
+        """Deliver in threads, by the stage's runner or by others, as the billing worker does."""
+        runners = runners or (self.runner,)
+        loops = [Loop(each.loop.name, each.run_once, pause_s=0.01) for each in runners]
+        changes = DatabaseChanges(self.engine, look_s=1)
+        threads = LoopThreads(loops, changes, backoff_max_s=0.1, failures=metrics.JOBS_FAILED)
+        threads.start()
+        yield
+        assert threads.stop(30) == []
+        for each in runners:
+            each.wait()
 
     def deliver_due(self) -> int:
         """Deliver until nothing is due at the stage's time; returns the number of attempts."""

@@ -167,16 +167,14 @@ def test_two_workers_together_keep_the_limit_of_connections_to_an_endpoint(alert
     for number in range(12):
         alerts.notify("tn_1", f"spend:{number}")
     hook.hold.clear()
-    settings = DeliverySettings(notifications_poll_ms=10, notifications_endpoint_connections_max=3)
+    settings = DeliverySettings(notifications_endpoint_connections_max=3)
     workers = [
         DeliveryRunner(DeliveryQueue(alerts.engine, settings), alerts.courier().attempt, settings) for _ in range(2)
     ]
-    for worker in workers:
-        worker.start()
-    wait_until(lambda: hook.running == 3, what="three connections")
-    hook.hold.set()
-    wait_until(lambda: len(hook.received) == 12, what="all messages")
-    assert all(worker.stop(30) for worker in workers)
+    with alerts.delivering(*workers):
+        wait_until(lambda: hook.running == 3, what="three connections")
+        hook.hold.set()
+        wait_until(lambda: len(hook.received) == 12, what="all messages")
     assert hook.running_max == 3
     assert len(set(hook.ids)) == 12
 
@@ -184,18 +182,16 @@ def test_two_workers_together_keep_the_limit_of_connections_to_an_endpoint(alert
 def test_an_endpoint_that_hangs_does_not_hold_up_another(alerts, hook):
     slow, _ = alerts.endpoint("tn_1", hook.url)
     hook.hold.clear()
-    with webhook_receiver() as quick:
+    with webhook_receiver() as quick, alerts.delivering():
         alerts.endpoint("tn_2", quick.url)
         for number in range(20):
             alerts.notify("tn_1", f"spend:{number}")
             alerts.notify("tn_2", f"spend:{number}")
-        alerts.runner.start()
         wait_until(lambda: len(quick.received) == 20, what="the messages of the other endpoint")
         assert len(hook.received) == 1
         hook.hold.set()
         wait_until(lambda: len(hook.received) == 20, what="the messages of the slow one")
         wait_until(lambda: {each["state"] for each in alerts.deliveries(slow)} == {"delivered"}, what="the results")
-        assert alerts.runner.stop(30)
 
 
 def test_a_tenant_whose_endpoints_all_hang_leaves_threads_to_other_tenants(alerts, hook):
@@ -204,17 +200,16 @@ def test_a_tenant_whose_endpoints_all_hang_leaves_threads_to_other_tenants(alert
         alerts.endpoint("tn_1", f"{hook.url}/{number}")
     for number in range(3):
         alerts.notify("tn_1", f"spend:{number}")
-    alerts.runner.start()
-    wait_until(lambda: hook.running == 4, what="the connections of one tenant")
-    with webhook_receiver() as quick:
-        for tenant in range(2, 6):
-            alerts.endpoint(f"tn_{tenant}", quick.url)
-            alerts.notify(f"tn_{tenant}", "spend:50")
-        wait_until(lambda: len(quick.received) == 4, what="the messages of the others")
-    assert (hook.running, hook.running_max) == (4, 4)
-    hook.hold.set()
-    wait_until(lambda: len(hook.received) == 120, what="the messages of the first")
-    assert alerts.runner.stop(30)
+    with alerts.delivering():
+        wait_until(lambda: hook.running == 4, what="the connections of one tenant")
+        with webhook_receiver() as quick:
+            for tenant in range(2, 6):
+                alerts.endpoint(f"tn_{tenant}", quick.url)
+                alerts.notify(f"tn_{tenant}", "spend:50")
+            wait_until(lambda: len(quick.received) == 4, what="the messages of the others")
+        assert (hook.running, hook.running_max) == (4, 4)
+        hook.hold.set()
+        wait_until(lambda: len(hook.received) == 120, what="the messages of the first")
     assert hook.running_max == 4
 
 
@@ -239,11 +234,10 @@ def test_a_runner_survives_an_attempt_that_raises_and_a_database_that_fails(aler
 
     alerts.notify("tn_1", "spend:50")
     runner = DeliveryRunner(FailingQueue(alerts.engine, alerts.settings, alerts.clock), attempt, alerts.settings)
-    runner.start()
-    assert broken.wait(30)
-    alerts.pass_time(seconds=alerts.settings.notifications_lease_s + 1)
-    wait_until(lambda: len(hook.received) == 1, what="the second attempt")
-    assert runner.stop(30)
+    with alerts.delivering(runner):
+        assert broken.wait(30)
+        alerts.pass_time(seconds=alerts.settings.notifications_lease_s + 1)
+        wait_until(lambda: len(hook.received) == 1, what="the second attempt")
 
 
 def test_a_delivery_that_was_queued_while_its_endpoint_was_disabled_ends_and_can_be_replayed(alerts, hook):

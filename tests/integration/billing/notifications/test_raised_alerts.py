@@ -71,7 +71,6 @@ def test_the_billing_worker_delivers_with_its_own_role_and_stops_when_asked(
         "TENORA_NOTIFICATIONS_ALLOW_LOOPBACK": "true",
         "TENORA_NOTIFICATIONS_KEY": "key-of-the-tests",
         "TENORA_NOTIFICATIONS_EMAIL_FROM": "billing@tenora.example",
-        "TENORA_NOTIFICATIONS_POLL_MS": "20",
         "TENORA_NOTIFICATIONS_RETRY_FIRST_MS": "20",
         "TENORA_SMTP_HOST": "127.0.0.1",
         "TENORA_SMTP_PORT": str(mail.port),
@@ -114,7 +113,6 @@ def test_a_worker_that_is_killed_while_it_sends_loses_nothing(
         "TENORA_DEPLOYMENT": "one-machine",
         "TENORA_NOTIFICATIONS_ALLOW_LOOPBACK": "true",
         "TENORA_NOTIFICATIONS_KEY": "key-of-the-tests",
-        "TENORA_NOTIFICATIONS_POLL_MS": "20",
     }
     endpoint, _ = alerts.endpoint("tn_1", hook.url)
     hook.hold.clear()

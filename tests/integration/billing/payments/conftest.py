@@ -19,7 +19,7 @@ from billing.payments.dunning import DunningRounds
 from billing.payments.event_handling import EventHandler
 from billing.payments.operations import Operation
 from billing.payments.queue import PaymentQueues
-from billing.payments.runner import PaymentRunner, Performer
+from billing.payments.runner import Performer
 from billing.payments.settings import PaymentSettings
 from billing.stripe.client import StripeAccount
 from core.db import database_now, unit_of_work
@@ -45,7 +45,6 @@ class PaymentStage:
         self.sdk = simulator.sdk()
         self.queues = PaymentQueues(engine, self.settings, self.clock)
         self.performer = Performer(self.account, self.queues)
-        self.runner = PaymentRunner(self.queues, self.performer)
         self.events = EventHandler(engine, self.account, self.settings, self.clock)
         self.dunning = DunningRounds(engine, self.settings, self.clock)
         self.seen: set[str] = set()
@@ -88,7 +87,7 @@ class PaymentStage:
     def work(self, most: int = 50) -> list[str]:
         """Perform what is due; returns how each attempt ended."""
         ended: list[str] = []
-        while len(ended) < most and (result := self.runner.run_once()) is not None:
+        while len(ended) < most and (result := self.performer.run_once()) is not None:
             ended.append(result)
         return ended
 

@@ -9,6 +9,8 @@ import pytest
 
 from billing.payments.dunning import next_attempt
 from billing.stripe.errors import StripeCardDeclined
+from billing.tax import profiles
+from billing.tax.parties import Buyer
 from core.db import unit_of_work
 from tests.integration.billing.payments.conftest import PUBLIC_URL
 
@@ -113,6 +115,30 @@ def test_two_unpaid_invoices_both_have_to_be_paid(stage):
         stage.pay_page(stage.open_page(invoice)["page"])
         stage.receive()
         assert stage.standing(tenant) == standing
+
+
+def test_a_tenant_that_pays_by_transfer_is_reminded_around_the_due_date_and_neither_charged_nor_suspended(stage):
+    tenant = stage.tenant("visa")
+    with unit_of_work(stage.engine) as session:
+        profiles.set_buyer(session, tenant, Buyer(legal_name="Ada", collection_method="send_invoice"))
+    paid, unpaid = stage.invoice(tenant, 3_000), stage.invoice(tenant, 4_000)
+    stage.pay_by_hand(paid, 3_000)
+    told_on: list[int] = []
+    for day in range(1, 61):
+        stage.pass_days(1)
+        before = len(stage.notices(tenant))
+        stage.dunning.run_once()
+        told_on += [day] * (len(stage.notices(tenant)) - before)
+        assert stage.work() == []
+    assert told_on == [11, 15, 21, 28]
+    assert stage.notices(tenant)[2:] == ["invoice.will_be_due"] + ["invoice.overdue"] * 3
+    assert (stage.standing(tenant), stage.charged(tenant)) == (None, [])
+    stage.save_card(tenant, "visa")
+    stage.receive()
+    stage.dunning.run_once()
+    assert stage.work() == []
+    stage.pay_by_hand(unpaid, 4_000)
+    assert [stage.case(each)["state"] for each in (paid, unpaid)] == ["ended", "ended"]
 
 
 @pytest.mark.scenario(146)

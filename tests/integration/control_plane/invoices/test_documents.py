@@ -197,13 +197,15 @@ def test_an_impossible_vat_id_country_or_email_is_refused_at_entry(desk):
 
 
 @pytest.mark.scenario(127)
-def test_only_an_admin_exempts_a_tenant_from_tax(desk):
-    own = {"legal_name": "Acme", "exempt_from": "2020-01-01"}
-    assert desk.tenant.http.put("/api/v1/billing-profile", json=own).status_code == 400
+def test_only_an_admin_exempts_a_tenant_from_tax_and_lets_it_pay_by_transfer(desk):
+    own = {"legal_name": "Acme", "exempt_from": "2020-01-01", "collection_method": "send_invoice"}
+    for field in ("exempt_from", "collection_method"):
+        body = {"legal_name": "Acme", field: own[field]}
+        assert desk.tenant.http.put("/api/v1/billing-profile", json=body).status_code == 400
     path = f"/api/v1/admin/tenants/{desk.tenant.id}/billing-profile"
     desk.admin.put(path, json=own).raise_for_status()
     desk.tenant.http.put("/api/v1/billing-profile", json={"legal_name": "Acme AG"}).raise_for_status()
-    assert desk.admin.get(path).json()["exempt_from"] == "2020-01-01"
+    assert own | {"legal_name": "Acme AG"} == {name: desk.admin.get(path).json()[name] for name in own}
     backwards = own | {"exempt_until": "2019-01-01"}
     answer = desk.admin.put(path, json=backwards)
     assert (answer.status_code, answer.json()["param"]) == (400, "exempt_until")

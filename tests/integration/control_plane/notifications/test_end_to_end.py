@@ -60,7 +60,6 @@ def worker(postgres_settings, redis_settings, mail, tmp_path) -> Iterator[None]:
         "TENORA_NOTIFICATIONS_ALLOW_LOOPBACK": "true",
         "TENORA_NOTIFICATIONS_KEY": KEY,
         "TENORA_NOTIFICATIONS_EMAIL_FROM": SENDER,
-        "TENORA_NOTIFICATIONS_POLL_MS": "20",
         "TENORA_SMTP_HOST": "127.0.0.1",
         "TENORA_SMTP_PORT": str(mail.port),
         "TENORA_SMTP_SECURITY": "none",

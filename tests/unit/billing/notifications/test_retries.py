@@ -1,4 +1,4 @@
-"""The schedule of retries: growing pauses with chance, to the end of the window and not past it."""
+"""The schedule of retries: to the end of the window and not past it."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.notifications.retries import next_attempt, pause_ms
+from billing.notifications.retries import next_attempt
 from billing.notifications.settings import DeliverySettings
 
 QUEUED = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -18,18 +18,6 @@ def after(tries: int, now: datetime, *, retry_after_s: int | None = None, chance
     return next_attempt(
         tries, now=now, queued_at=QUEUED, retry_after_s=retry_after_s, chance_permille=chance, settings=SETTINGS
     )
-
-
-def test_pauses_double_from_five_seconds_to_an_hour():
-    pauses = [pause_ms(tries, first_ms=5_000, longest_ms=3_600_000, chance_permille=0) for tries in range(1, 13)]
-    assert pauses[:5] == [5_000, 10_000, 20_000, 40_000, 80_000]
-    assert pauses[-2:] == [3_600_000, 3_600_000]
-
-
-@given(st.integers(1, 10_000), st.integers(0, 1_000))
-def test_chance_takes_at_most_half_of_a_pause(tries, chance):
-    whole = pause_ms(tries, first_ms=5_000, longest_ms=3_600_000, chance_permille=0)
-    assert whole / 2 <= pause_ms(tries, first_ms=5_000, longest_ms=3_600_000, chance_permille=chance) <= whole
 
 
 @pytest.mark.scenario(96)

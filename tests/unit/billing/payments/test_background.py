@@ -4,11 +4,10 @@ import pytest
 import sqlalchemy as sa
 from pydantic import SecretStr
 
-from billing.payments.background import Payments
+from billing.payments.background import loops
 from billing.payments.settings import PaymentSettings
 from billing.stripe.settings import StripeSettings
 from core.errors import InvalidSettings
-from core.loops import DatabaseChanges
 
 
 @pytest.mark.parametrize(
@@ -22,7 +21,7 @@ def test_a_setting_without_which_payments_would_fail_is_named_at_the_start(given
     stripe = StripeSettings(stripe_api_key=SecretStr("sk_test_of_the_tests"))
     engine = sa.create_engine("postgresql+psycopg://")
     with pytest.raises(InvalidSettings, match=named):
-        Payments(engine, stripe, PaymentSettings(**given), DatabaseChanges(engine, look_s=1))
+        loops(engine, stripe, PaymentSettings(**given))
 
 
 @pytest.mark.parametrize("address", ["api.example.com", "https://api.example.com/", "https://a b", "https://a?x=1"])

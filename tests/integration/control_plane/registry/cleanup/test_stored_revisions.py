@@ -160,7 +160,7 @@ def test_an_object_removed_during_its_second_validation_is_stored_again(
     assert tenant.http.get(path).json()["status"] == "validating", "not recorded, because the object is absent"
     store.put_revision = put
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE revisions SET leased_until = now() - interval '1 s'")
+        connection.exec_driver_sql("UPDATE revisions SET next_attempt_at = now() - interval '1 s'")
     assert validator.run_once()
     assert tenant.http.get(path).json()["stage"] == "publishing"
     assert lies(store, digest)
