@@ -1,7 +1,7 @@
 """``python -m billing``: the worker, repair commands for dead letters and for quotas that Redis lost, commands that
 verify all invoices and reconcile, one for a rotation of the notifications' key, and two of cost attribution. What they
 do is in ``billing.worker``, ``billing.usage.stream``, ``billing.quotas.rebuild``, ``billing.invoices.verification``,
-``billing.reconciliation``, ``billing.notifications.reseal`` and ``billing.costs``.
+``billing.reconciliation``, ``billing.notifications.endpoints`` and ``billing.costs``.
 """
 
 import argparse
@@ -18,7 +18,7 @@ with quick_imports():
     from billing.costs.settings import CostSettings
     from billing.costs.step_model import described
     from billing.invoices import verification
-    from billing.notifications import reseal
+    from billing.notifications import endpoints
     from billing.notifications.settings import NotificationSettings
     from billing.notifications.signing_secrets import SecretBox
     from billing.quotas import rebuild
@@ -124,7 +124,7 @@ def _reseal(_: argparse.Namespace) -> None:
         raise InvalidSettings("TENORA_NOTIFICATIONS_KEY is not set: there are no secrets to encrypt without it.")
     with db.unit_of_work(engine) as session:
         record_operator_action(session, action="notification_secrets.resealed", target="all tenants")
-    count = reseal.reseal(engine, box)
+    count = endpoints.reseal(engine, box)
     sys.stdout.write(f"{count} webhooks encrypted with the current key\n")
 
 

@@ -3,7 +3,7 @@
 Forbidden to ``data_plane`` and ``adapters``. One request, job or stream batch is one transaction.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -59,6 +59,10 @@ def unit_of_work(engine: Engine) -> Iterator[Session]:
 def among(column: SQLCoreOperations[str], values: Collection[str]) -> sa.ColumnElement[bool]:
     """Whether a column has one of these values, as one parameter: IN has one for each, of which thousands are slow."""
     return column == sa.any_(sa.literal(list(values), ARRAY(sa.Text)))
+
+
+DatabaseClock = Callable[[Session], datetime]
+"""``database_now``, or in tests a clock that they move."""
 
 
 def database_now(session: Session) -> datetime:

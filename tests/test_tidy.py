@@ -16,7 +16,7 @@ BANNED_NAMES = {"utils", "helpers", "common", "misc", "manager", "base", "util",
 SOLE_IMPORTERS = {
     "boto3": {"adapters/object_store/s3.py"},
     "stripe": {"billing/stripe/client.py"},
-    "standardwebhooks": {"billing/notifications/webhook_signatures.py"},
+    "standardwebhooks": {"billing/notifications/webhook_sender.py"},
     "numba": {"data_plane/engine/cpu_lora/kernel.py", "data_plane/engine/cpu_lora/loops.py"},
     # The front end's names, the CPU's arithmetic, the worker's tiers, an abort that reports progress, a meter of steps,
     # and a parser that costs linear time: vLLM offers a seam for the first and the last alone.

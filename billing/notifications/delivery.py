@@ -16,14 +16,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from billing.notifications import metrics
 from billing.notifications.addresses import HostLookup
 from billing.notifications.delivery_queue import ClaimedDelivery, DeliveryQueue
-from billing.notifications.email_sender import EmailSender
-from billing.notifications.email_text import compose
+from billing.notifications.emails import EmailSender, compose
 from billing.notifications.event_types import ENDPOINT_CONFIRMATION
 from billing.notifications.retries import SendResult
 from billing.notifications.settings import DeliverySettings, NotificationSettings, SmtpSettings
 from billing.notifications.signing_secrets import SecretBox, SecretUnreadable
-from billing.notifications.webhook_sender import WebhookSender
-from billing.notifications.webhook_signatures import signed_headers
+from billing.notifications.webhook_sender import WebhookSender, signed_headers
 from core import clock, db
 from core.loops import Loop
 from core.settings import PostgresSettings

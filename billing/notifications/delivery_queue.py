@@ -6,7 +6,7 @@ message may arrive twice, with the same id; it is never lost. Rows are locked in
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from random import SystemRandom
 from typing import Any, Final
@@ -25,7 +25,7 @@ from billing.notifications.outbox import notify
 from billing.notifications.retries import SendResult, next_attempt
 from billing.notifications.settings import DeliverySettings
 from core import leases
-from core.db import database_now, unit_of_work
+from core.db import DatabaseClock, database_now, unit_of_work
 
 UNDELIVERABLE: Final = ("disabled", "deleted")
 _ERROR_LENGTH_MAX: Final = 500
@@ -65,8 +65,8 @@ _LEASE: Final = sa.text(
     SET attempts = delivery.attempts + 1, leased_until = :until, next_attempt_at = :until
     FROM chosen, notifications AS said
     WHERE delivery.id = chosen.id AND said.id = delivery.notification_id
-    RETURNING delivery.id, delivery.attempts, delivery.attempts_before, delivery.tenant_id, delivery.endpoint_id,
-        said.id AS notification_id, said.event_type, said.data, said.created_at
+    RETURNING delivery.id, delivery.attempts, delivery.attempts - delivery.attempts_before AS tries, delivery.tenant_id,
+        delivery.endpoint_id, said.id AS notification_id, said.event_type, said.data, said.created_at
     """
 )
 
@@ -93,9 +93,7 @@ class ClaimedDelivery(msgspec.Struct, frozen=True, kw_only=True):
 class DeliveryQueue:
     """The queue as one worker sees it. ``clock`` is Postgres's, except in tests that move time."""
 
-    def __init__(
-        self, engine: Engine, settings: DeliverySettings, clock: Callable[[Session], datetime] = database_now
-    ) -> None:
+    def __init__(self, engine: Engine, settings: DeliverySettings, clock: DatabaseClock = database_now) -> None:
         self._engine = engine
         self._settings = settings
         self._clock = clock
@@ -193,20 +191,12 @@ class DeliveryQueue:
         wanted = {"endpoints": list(rooms), "rooms": list(rooms.values()), "now": now, "until": until}
         return [
             ClaimedDelivery(
-                id=row.id,
-                attempts=row.attempts,
-                tries=row.attempts - row.attempts_before,
-                tenant_id=row.tenant_id,
-                endpoint_id=row.endpoint_id,
-                kind=endpoints[row.endpoint_id].kind,
-                address=endpoints[row.endpoint_id].address,
-                sealed_secrets=_sealed_secrets(endpoints[row.endpoint_id], now),
-                notification_id=row.notification_id,
-                event_type=row.event_type,
-                data=row.data,
-                created_at=row.created_at,
+                **row,
+                kind=endpoints[row["endpoint_id"]].kind,
+                address=endpoints[row["endpoint_id"]].address,
+                sealed_secrets=_sealed_secrets(endpoints[row["endpoint_id"]], now),
             )
-            for row in session.execute(_LEASE, wanted)
+            for row in session.execute(_LEASE, wanted).mappings()
         ]
 
     def _running(self, session: Session, endpoints: Sequence[NotificationEndpoint], now: datetime) -> Counter[str]:

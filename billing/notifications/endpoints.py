@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy import Engine
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
@@ -20,7 +21,7 @@ from billing.notifications.models import Notification, NotificationEndpoint
 from billing.notifications.outbox import notify
 from billing.notifications.signing_secrets import SecretBox
 from billing.notifications.views import EndpointKind, EndpointSecret, EndpointStatus, EndpointView
-from core.db import database_now
+from core.db import database_now, unit_of_work
 from core.email_addresses import require_email
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound, TooManyRequests
 from core.ids import new_id
@@ -32,6 +33,7 @@ _CODE_SENT: Final = "A message with a code is on its way to this address. Confir
 _NOT_KEPT: Final = (
     "This is a replay without the signing secret, which was only in the first response. If you lost it, rotate it."
 )
+_RESEALED_AT_ONCE: Final = 200
 _HOUR: Final = timedelta(hours=1)
 _REQUESTED: Final = (ENDPOINT_TEST, ENDPOINT_CONFIRMATION)
 
@@ -212,6 +214,25 @@ def request_message(session: Session, *, tenant_id: str, endpoint_id: str, per_h
     return written
 
 
+def reseal(engine: Engine, box: SecretBox) -> int:
+    """Encrypt the signing secrets of all webhooks again with the current key, so that the one before it can be dropped:
+    in batches of one transaction each. Returns the number of endpoints. Raises SecretUnreadable for a secret that no
+    key opens; what was done until then stays. Can be repeated.
+    """
+    count, after = 0, ""
+    while True:
+        with unit_of_work(engine) as session:
+            sealed = select(NotificationEndpoint).where(col(NotificationEndpoint.signing_secret).is_not(None))
+            following = sealed.where(NotificationEndpoint.id > after).order_by(col(NotificationEndpoint.id))
+            rows = session.exec(following.limit(_RESEALED_AT_ONCE).with_for_update(key_share=True)).all()
+            for row in rows:
+                row.signing_secret = _sealed_again(box, row.signing_secret, row.id)
+                row.previous_secret = _sealed_again(box, row.previous_secret, row.id)
+        if not rows:
+            return count
+        count, after = count + len(rows), rows[-1].id
+
+
 def find(session: Session, *, tenant_id: str, endpoint_id: str, lock: bool = False) -> NotificationEndpoint:
     """The row of one of the tenant's endpoints that is not deleted. Raises NotFound."""
     mine = _of(tenant_id).where(NotificationEndpoint.id == endpoint_id)
@@ -228,6 +249,10 @@ def require_active(row: NotificationEndpoint) -> None:
         raise _unconfirmed()
     if row.status != "active":
         raise _inactive()
+
+
+def _sealed_again(box: SecretBox, sealed: bytes | None, endpoint_id: str) -> bytes | None:
+    return None if sealed is None else box.seal(box.open(sealed, endpoint_id), endpoint_id)
 
 
 def _of(tenant_id: str) -> SelectOfScalar[NotificationEndpoint]:

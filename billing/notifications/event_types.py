@@ -1,6 +1,6 @@
 """The catalogue of what tenants are informed of. Each type has the fields of its data and the text of its e-mail.
 
-A text names fields in braces. ``email_text`` fills them in: ``…_nanos`` and ``…_cents`` are shown as dollars.
+A text names fields in braces. ``emails`` fills them in: ``…_nanos`` and ``…_cents`` are shown as dollars.
 """
 
 from collections.abc import Mapping

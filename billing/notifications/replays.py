@@ -8,6 +8,7 @@ from typing import Final
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import Select
 
 from billing.notifications.endpoints import find, require_active
 from billing.notifications.event_types import SUBSCRIBABLE
@@ -42,13 +43,7 @@ def list_deliveries(
     limit: int,
 ) -> list[DeliveryView]:
     """The tenant's deliveries, newest first. ``after`` is the last id of the previous page."""
-    found = (
-        select(NotificationDelivery, Notification)
-        .join(Notification, col(Notification.id) == NotificationDelivery.notification_id)
-        .where(NotificationDelivery.tenant_id == tenant_id)
-        .order_by(col(NotificationDelivery.id).desc())
-        .limit(limit)
-    )
+    found = _of(tenant_id).order_by(col(NotificationDelivery.id).desc()).limit(limit)
     if endpoint_id is not None:
         found = found.where(NotificationDelivery.endpoint_id == endpoint_id)
     if notification_id is not None:
@@ -114,12 +109,15 @@ def replay_missed(session: Session, *, tenant_id: str, endpoint_id: str, since: 
     return QueuedAgain(queued=len(taken), more=len(found) > len(taken))
 
 
-def _find(session: Session, *, tenant_id: str, delivery_id: str) -> tuple[NotificationDelivery, Notification]:
-    found = (
-        select(NotificationDelivery, Notification)
-        .join(Notification, col(Notification.id) == NotificationDelivery.notification_id)
-        .where(NotificationDelivery.tenant_id == tenant_id, NotificationDelivery.id == delivery_id)
+def _of(tenant_id: str) -> Select[tuple[NotificationDelivery, Notification]]:
+    joined = select(NotificationDelivery, Notification).join(
+        Notification, col(Notification.id) == NotificationDelivery.notification_id
     )
+    return joined.where(NotificationDelivery.tenant_id == tenant_id)
+
+
+def _find(session: Session, *, tenant_id: str, delivery_id: str) -> tuple[NotificationDelivery, Notification]:
+    found = _of(tenant_id).where(NotificationDelivery.id == delivery_id)
     row = session.exec(found).first() if delivery_id.isascii() else None
     if row is None:
         raise NotFound("Notification delivery not found.", code="notification_delivery_not_found")

@@ -1,5 +1,5 @@
-"""Posts one message to a webhook. It connects only to addresses that were checked, follows no redirect, and bounds the
-time and the answer.
+"""Signs one message by the Standard Webhooks specification and posts it to a webhook. It connects only to
+addresses that were checked, follows no redirect, and bounds the time and the answer.
 
 The host is looked up once, before connecting, and each socket is made for one of the checked addresses: a name that
 changes its address meanwhile (DNS rebinding) leads nowhere. SNI, certificate and Host header are the host's own.
@@ -10,12 +10,14 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from importlib.metadata import version
 from ipaddress import ip_address
 from typing import Any, Final
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from standardwebhooks import Webhook
 from yarl import URL
 
 from billing.notifications.addresses import HostLookup, WebhookTarget, parse_webhook
@@ -26,6 +28,18 @@ GONE: Final = 410
 _RETRY_AFTER_DIGITS_MAX: Final = 9
 _SUCCESS: Final = range(200, 300)
 _REDIRECTS: Final = range(300, 400)
+
+
+def signed_headers(*, message_id: str, at: datetime, body: str, secrets: Sequence[str]) -> dict[str, str]:
+    """The three headers for one attempt: the same ``webhook-id`` every time, the attempt's own time in UTC, and one
+    signature for each secret, so that a receiver may have the old or the new one during a rotation.
+    """
+    signatures = [Webhook(secret).sign(message_id, at, body) for secret in secrets]
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(at.timestamp())),
+        "webhook-signature": " ".join(signatures),
+    }
 
 
 class WebhookSender:

@@ -46,7 +46,13 @@ class Call:
 
     def __init__(self, queues: PaymentQueues, claim: Claim) -> None:
         self._queues = queues
-        self._claim = claim
+        self.claim = claim
+
+    @property
+    def customer(self) -> str:
+        """The tenant's customer at Stripe."""
+        assert self.claim.customer_id is not None, "the first operation of a queue creates the customer"
+        return self.claim.customer_id
 
     def decided(self) -> str | None:
         """What an earlier attempt has decided."""
@@ -93,15 +99,15 @@ class Call:
 
     def window(self) -> tuple[datetime, datetime]:
         """When the object may have been created. Objects on a test clock have its time, so all are read there."""
-        if self._claim.test_clock is not None:
+        if self.claim.test_clock is not None:
             return _EVER
         with unit_of_work(self._queues.engine) as session:
-            return self._claim.waits_since, self._queues.clock(session) + timedelta(minutes=1)
+            return self.claim.waits_since, self._queues.clock(session) + timedelta(minutes=1)
 
     def _begin(self) -> PaymentOperation:
         """The operation with its key. A key that Stripe may have forgotten asks for a look-up."""
         with unit_of_work(self._queues.engine) as session:
-            now, row = self._queues.keep(session, self._claim), self._read(session)
+            now, row = self._queues.keep(session, self.claim), self._read(session)
             if row.idempotency_key is None:
                 self._change(session, idempotency_key=self._new_key(), key_number=1, key_since=now)
             elif row.object_id is None and row.key_since and now - row.key_since > self._queues.settings.key_age_max:
@@ -110,9 +116,9 @@ class Call:
 
     def _take_new_key(self, **changes: Any) -> PaymentOperation:
         with unit_of_work(self._queues.engine) as session:
-            now, row = self._queues.keep(session, self._claim), self._read(session)
+            now, row = self._queues.keep(session, self.claim), self._read(session)
             if row.key_number >= self._queues.settings.payments_keys_max:
-                raise KeysUsedUp(f"{self._claim.operation_id}: {row.key_number} keys were used without an effect")
+                raise KeysUsedUp(f"{self.claim.operation_id}: {row.key_number} keys were used without an effect")
             key = {"idempotency_key": self._new_key(), "key_number": row.key_number + 1, "key_since": now}
             self._change(session, **key, look_up=False, **changes)
             return self._read(session)
@@ -124,14 +130,14 @@ class Call:
 
     def _change(self, session: Session, **values: Any) -> None:
         """Write for the claim, whose lease is kept. Raises LeaseLost."""
-        self._queues.keep(session, self._claim)
+        self._queues.keep(session, self.claim)
         session.execute(
-            sa.update(PaymentOperation).where(col(PaymentOperation.id) == self._claim.operation_id).values(**values)
+            sa.update(PaymentOperation).where(col(PaymentOperation.id) == self.claim.operation_id).values(**values)
         )
 
     def _read(self, session: Session) -> PaymentOperation:
-        wanted = select(PaymentOperation).where(PaymentOperation.id == self._claim.operation_id)
+        wanted = select(PaymentOperation).where(PaymentOperation.id == self.claim.operation_id)
         return session.exec(wanted.execution_options(populate_existing=True)).one()
 
     def _new_key(self) -> str:
-        return f"{self._claim.operation_id}:{secrets.token_hex(8)}"
+        return f"{self.claim.operation_id}:{secrets.token_hex(8)}"

@@ -24,17 +24,17 @@ from billing.payments.calls import Call
 from billing.payments.dunning import Failure
 from billing.payments.models import PaymentCharge
 from billing.payments.operations import ChargeTopUp, CollectInvoice, OpenInvoicePage, OpenTopUpPage
-from billing.payments.pages import CURRENCY, customer_of, opened, page_is_gone
-from billing.payments.queue import Claim, Outcome, PaymentQueues, QueueStops
+from billing.payments.queue import Claim, Effect, Outcome, PaymentQueues, QueueStops
 from billing.payments.settings import DESCRIPTION_LENGTH_MAX
 from billing.payments.settlement import end_charge, settle
 from billing.settings import INVOICES_PAGE_MAX
 from billing.stripe.client import StripeAccount
 from billing.stripe.errors import StripeCardDeclined, StripeRefused, StripeUnavailable
-from billing.stripe.objects import MINIMUM_CHARGE_CENTS
+from billing.stripe.objects import MINIMUM_CHARGE_CENTS, StripePage
 from core.db import database_now, unit_of_work
 from core.ids import new_id
 
+CURRENCY: Final = "usd"
 _CREDIT: Final = "Tenora credit"
 
 
@@ -45,24 +45,24 @@ class Charging:
         self._account = account
         self._queues = queues
 
-    def collect(self, claim: Claim, call: Call, collect: CollectInvoice) -> Outcome:
+    def collect(self, call: Call, collect: CollectInvoice) -> Outcome:
         """Charge the saved card for what is due of an invoice now, and of small ones that wait for it."""
-        self._require_recent(claim, collect)
-        card = self._card_of(claim)
-        for page in self._open_pages(claim.tenant_id):
+        self._require_recent(call.claim, collect)
+        card = self._card_of(call)
+        for page in self._open_pages(call.claim.tenant_id):
             self._close(page)  # so that the owner does not pay what the card pays
-        charge = self._decided(call, claim.tenant_id, collect.invoice_id, card)
-        if charge is not None and claim.attempts > 1 and self._was_not_sent_and_is_too_much(claim, call, charge):
+        charge = self._decided(call, collect.invoice_id, card)
+        if charge is not None and call.claim.attempts > 1 and self._was_not_sent_and_is_too_much(call, charge):
             call.start_over()
             self._end(charge, "less is due, and nothing was charged")
-            charge = self._decided(call, claim.tenant_id, collect.invoice_id, card)
+            charge = self._decided(call, collect.invoice_id, card)
         if charge is None:
             return self._nothing_due(collect.invoice_id)
-        return self._charge(claim, call, charge)
+        return self._charge(call, charge)
 
-    def charge_top_up(self, claim: Claim, call: Call, top_up: ChargeTopUp) -> Outcome:
+    def charge_top_up(self, call: Call, top_up: ChargeTopUp) -> Outcome:
         """Buy credit with the saved card. Credit is added only once the payment has succeeded."""
-        card = self._card_of(claim)
+        card = self._card_of(call)
 
         def choose(session: Session) -> str:
             charge = _charge(session, top_up.charge_id)
@@ -73,33 +73,33 @@ class Charging:
         call.decide(choose)
         with unit_of_work(self._queues.engine) as session:
             charge = _charge(session, top_up.charge_id)
-        return self._charge(claim, call, charge)
+        return self._charge(call, charge)
 
-    def open_top_up_page(self, claim: Claim, call: Call, page: OpenTopUpPage) -> Outcome:
+    def open_top_up_page(self, call: Call, page: OpenTopUpPage) -> Outcome:
         """Open the page that takes one payment for credit."""
         with unit_of_work(self._queues.engine) as session:
             charge = _charge(session, page.request_id)
-        return self._open(claim, call, charge, (page.success_url, page.cancel_url))
+        return self._open(call, charge, (page.success_url, page.cancel_url))
 
-    def open_invoice_page(self, claim: Claim, call: Call, wanted: OpenInvoicePage) -> Outcome:
+    def open_invoice_page(self, call: Call, wanted: OpenInvoicePage) -> Outcome:
         """Open the page on which the owner pays what is due of an invoice now. A page over the same amount that is open
         already is the same page; any other is closed, so that nothing is paid twice.
         """
-        for other in self._open_pages(claim.tenant_id):
+        for other in self._open_pages(call.claim.tenant_id):
             with unit_of_work(self._queues.engine) as session:
                 due = what_is_due(session, wanted.invoice_id, on_page=True)
             if other.covers == due and other.page is not None and (page := self._account.page(other.page)).url:
                 return opened(page)
             self._close(other)
-        charge = self._decided(call, claim.tenant_id, wanted.invoice_id, None, on_page=True)
+        charge = self._decided(call, wanted.invoice_id, None, on_page=True)
         if charge is None:
             return Outcome(result={"due": False}, failure="nothing is due that can be paid on a page")
         with unit_of_work(self._queues.engine) as session:
             address = dunning.pay_address(session, wanted.invoice_id, self._queues.settings)
-        return self._open(claim, call, charge, (address, f"{address}?left=true"))
+        return self._open(call, charge, (address, f"{address}?left=true"))
 
-    def _open(self, claim: Claim, call: Call, charge: PaymentCharge, urls: tuple[str, str]) -> Outcome:
-        customer = customer_of(claim)
+    def _open(self, call: Call, charge: PaymentCharge, urls: tuple[str, str]) -> Outcome:
+        customer = call.customer
         page_id = call.once(
             lambda key: self._account.open_payment_page(
                 customer,
@@ -125,11 +125,11 @@ class Charging:
 
         return opened(page, keep)
 
-    def _charge(self, claim: Claim, call: Call, charge: PaymentCharge) -> Outcome:
+    def _charge(self, call: Call, charge: PaymentCharge) -> Outcome:
         """One attempt with the charge's card."""
         if charge.method is None:
-            return self._failed(claim, charge, "no_method", "there is no payment method")
-        customer, card = customer_of(claim), charge.method
+            return self._failed(call, charge, "no_method", "there is no payment method")
+        customer, card = call.customer, charge.method
         try:
             made = call.once(
                 lambda key: self._account.charge_saved_card(
@@ -147,23 +147,23 @@ class Charging:
             )
         except StripeCardDeclined as declined:
             how: Failure = "needs_owner" if declined.needs_owner else "hard" if declined.is_hard else "declined"
-            return self._failed(claim, charge, how, declined.message)
+            return self._failed(call, charge, how, declined.message)
         payment = self._account.payment(made)
         if payment.status == "processing":
             raise StripeUnavailable(f"the payment {payment.id} is on its way")
         if payment.status == "requires_action":
-            return self._failed(claim, charge, "needs_owner", "the card's owner has to confirm the payment")
+            return self._failed(call, charge, "needs_owner", "the card's owner has to confirm the payment")
         if payment.status != "succeeded":
-            return self._failed(claim, charge, "declined", "the card was declined")
+            return self._failed(call, charge, "declined", "the card was declined")
 
         def book(session: Session) -> None:
             settle(session, payment)
 
         return Outcome(result={"payment_intent": payment.id, "charge": charge.id}, effect=book)
 
-    def _failed(self, claim: Claim, charge: PaymentCharge, how: Failure, reason: str) -> Outcome:
+    def _failed(self, call: Call, charge: PaymentCharge, how: Failure, reason: str) -> Outcome:
         """The attempt failed. A card that was saved during it is tried at once: its event found no case to wake."""
-        retries_now = charge.invoice_id is not None and self._card_of(claim) not in (None, charge.method)
+        retries_now = charge.invoice_id is not None and self._card_of(call) not in (None, charge.method)
 
         def book(session: Session) -> None:
             end_charge(session, charge.id, reason, needs_owner=how in ("needs_owner", "no_method"))
@@ -182,9 +182,7 @@ class Charging:
             effect=lambda session: dunning.collected(session, invoice_id, state="ended"),
         )
 
-    def _decided(
-        self, call: Call, tenant_id: str, invoice_id: str, card: str | None, *, on_page: bool = False
-    ) -> PaymentCharge | None:
+    def _decided(self, call: Call, invoice_id: str, card: str | None, *, on_page: bool = False) -> PaymentCharge | None:
         """The operation's charge, written by its first attempt. None if there is nothing to charge."""
 
         def choose(session: Session) -> str | None:
@@ -193,7 +191,7 @@ class Charging:
                 return None
             charge = PaymentCharge(
                 id=new_id("chg"),
-                tenant_id=tenant_id,
+                tenant_id=call.claim.tenant_id,
                 invoice_id=invoice_id,
                 covers=covers,
                 amount_cents=sum(covers.values()),
@@ -211,15 +209,15 @@ class Charging:
         with unit_of_work(self._queues.engine) as session:
             return _charge(session, charge_id)
 
-    def _was_not_sent_and_is_too_much(self, claim: Claim, call: Call, charge: PaymentCharge) -> bool:
+    def _was_not_sent_and_is_too_much(self, call: Call, charge: PaymentCharge) -> bool:
         """Whether less is due than when the charge was decided, and Stripe certainly does not have it."""
         with unit_of_work(self._queues.engine) as session:
             now = {each: read_invoice(session, each) for each in charge.covers}
         if all(now[each].status == "open" and now[each].amount_due_cents >= charge.covers[each] for each in now):
             return False
         since, until = call.window()
-        customer = customer_of(claim)
-        return self._account.find_payment(our_id=charge.id, customer_id=customer, since=since, until=until) is None
+        found = self._account.find_payment(our_id=charge.id, customer_id=call.customer, since=since, until=until)
+        return found is None
 
     def _end(self, charge: PaymentCharge, reason: str) -> None:
         with unit_of_work(self._queues.engine) as session:
@@ -254,13 +252,13 @@ class Charging:
             if page.status == "expired":
                 end_charge(session, charge.id, page_is_gone(page))
 
-    def _card_of(self, claim: Claim) -> str | None:
+    def _card_of(self, call: Call) -> str | None:
         """The tenant's default card. A customer that was deleted at Stripe is for an admin; nothing is created in its
         place.
         """
-        customer = self._account.customer(customer_of(claim))
+        customer = self._account.customer(call.customer)
         if customer.deleted:
-            raise QueueStops("customer_deleted", f"the customer {claim.customer_id} was deleted at Stripe")
+            raise QueueStops("customer_deleted", f"the customer {call.customer} was deleted at Stripe")
         return customer.default_payment_method
 
     def _require_recent(self, claim: Claim, collect: CollectInvoice) -> None:
@@ -297,3 +295,15 @@ def _charge(session: Session, charge_id: str) -> PaymentCharge:
     charge = session.get(PaymentCharge, charge_id)
     assert charge is not None, "written with its operation"
     return charge
+
+
+def opened(page: StripePage, effect: Effect | None = None) -> Outcome:
+    """The outcome of an operation that opened a page, or came too late."""
+    if page.url is None:
+        return Outcome(result={"page": page.id}, failure=page_is_gone(page), effect=effect)
+    return Outcome(result={"page": page.id, "url": page.url}, effect=effect)
+
+
+def page_is_gone(page: StripePage) -> str:
+    """Why a page cannot be used."""
+    return f"the page is {page.status} already; ask for another"

@@ -19,10 +19,9 @@ from billing.notifications.outbox import notify
 from billing.payments import outbox, standings
 from billing.payments.models import DunningCase, PaymentCharge, PaymentQueue
 from billing.payments.operations import CollectInvoice
-from billing.payments.queue import Clock
 from billing.payments.settings import REMINDER_DAYS, PaymentSettings
 from billing.payments.standings import OPEN_CASES
-from core.db import database_now, unit_of_work
+from core.db import DatabaseClock, database_now, unit_of_work
 
 Failure = Literal["declined", "hard", "needs_owner", "no_method"]
 _STATES = {
@@ -39,7 +38,7 @@ def next_attempt(started_at: datetime, now: datetime, days: Sequence[int]) -> da
     return next((at for at in times if at > now), None)
 
 
-def tenant_now(session: Session, tenant_id: str, clock: Clock = database_now) -> datetime:
+def tenant_now(session: Session, tenant_id: str, clock: DatabaseClock = database_now) -> datetime:
     """The tenant's time."""
     clock_at = session.exec(select(PaymentQueue.clock_at).where(PaymentQueue.tenant_id == tenant_id)).first()
     return clock_at or clock(session)
@@ -67,7 +66,7 @@ def attempt_failed(
     how: Failure,
     reason: str,
     settings: PaymentSettings,
-    clock: Clock,
+    clock: DatabaseClock,
     *,
     retries_now: bool,
 ) -> None:
@@ -109,7 +108,7 @@ def pay_address(session: Session, invoice_id: str, settings: PaymentSettings) ->
     return _address(case, settings)
 
 
-def method_changed(session: Session, tenant_id: str, method: str, clock: Clock) -> int:
+def method_changed(session: Session, tenant_id: str, method: str, clock: DatabaseClock) -> int:
     """Attempt a tenant's open invoices at once that were not tried with this payment method. Returns their number."""
     cases = session.exec(
         select(DunningCase)
@@ -143,7 +142,7 @@ def collected(session: Session, invoice_id: str, *, state: str = "paid") -> None
 class DunningRounds:
     """The worker's look at open cases."""
 
-    def __init__(self, engine: Engine, settings: PaymentSettings, clock: Clock = database_now) -> None:
+    def __init__(self, engine: Engine, settings: PaymentSettings, clock: DatabaseClock = database_now) -> None:
         self._engine = engine
         self._settings = settings
         self._clock = clock

@@ -14,14 +14,13 @@ from sqlmodel import Session, select
 from billing.payments import dunning, event_store
 from billing.payments.alarms import raise_alarm
 from billing.payments.models import PaymentQueue, StripeEventRow
-from billing.payments.queue import Clock
 from billing.payments.returned_payments import book_returns
 from billing.payments.settings import PaymentSettings
 from billing.payments.settlement import leave_page, settle, tenant_of
 from billing.stripe.client import API_VERSION, StripeAccount
 from billing.stripe.errors import StripeObjectNotFound
 from billing.stripe.objects import StripeEvent
-from core.db import database_now, unit_of_work
+from core.db import DatabaseClock, database_now, unit_of_work
 from core.errors import AppError, Conflict
 
 Apply = Callable[[Session], str | None]
@@ -36,7 +35,7 @@ class EventHandler:
         engine: Engine,
         account: StripeAccount,
         settings: PaymentSettings,
-        clock: Clock = database_now,
+        clock: DatabaseClock = database_now,
     ) -> None:
         self._engine = engine
         self._account = account

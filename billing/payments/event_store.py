@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
@@ -60,14 +61,8 @@ def store(session: Session, events: Iterable[StripeEvent], *, source: Literal["w
     now = sa.func.clock_timestamp()
     rows = [
         {
-            "id": event.id,
-            "type": event.type,
-            "object_kind": event.object_kind,
-            "object_id": event.object_id,
-            "customer": event.customer,
-            "api_version": event.api_version,
+            **msgspec.structs.asdict(event),
             "source": source,
-            "created_at": event.created,
             "received_at": now,
             "state": "stored",
             "attempts": 0,

@@ -17,11 +17,11 @@ from billing.payments.alarms import raise_alarm
 from billing.payments.models import PaymentOperation, PaymentQueue
 from billing.payments.operations import Operation, decoded
 from billing.payments.settings import PaymentSettings
+from billing.payments.settlement import end_charge_of
 from core import leases
-from core.db import database_now, unit_of_work
-from core.errors import InvalidRequest
+from core.db import DatabaseClock, database_now, unit_of_work
+from core.errors import Conflict, InvalidRequest, NotFound
 
-Clock = Callable[[Session], datetime]
 Effect = Callable[[Session], None]
 _ERROR_LENGTH_MAX = 1_000
 
@@ -66,7 +66,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 class PaymentQueues:
     """The queues as one worker sees them. ``clock`` is Postgres's, except in tests that move time."""
 
-    def __init__(self, engine: Engine, settings: PaymentSettings, clock: Clock = database_now) -> None:
+    def __init__(self, engine: Engine, settings: PaymentSettings, clock: DatabaseClock = database_now) -> None:
         self.engine = engine
         self.settings = settings
         self.clock = clock
@@ -84,7 +84,7 @@ class PaymentQueues:
     def _lease(self, session: Session, queue: PaymentQueue, now: datetime) -> Claim | None:
         assert queue.next_attempt_at is not None, "due"
         metrics.OLDEST_WAITING_SECONDS.set(max(0, (now - queue.next_attempt_at).total_seconds()))
-        row = self._first_waiting(session, queue.tenant_id)
+        row = _first_waiting(session, queue.tenant_id)
         if row is None:
             queue.next_attempt_at = None
             return None
@@ -127,7 +127,7 @@ class PaymentQueues:
             row.state = "done" if outcome.failure is None else "failed"
             row.result, row.last_error, row.finished_at = outcome.result, outcome.failure, now
             session.flush()
-            queue.next_attempt_at = now if self._first_waiting(session, claim.tenant_id) else None
+            queue.next_attempt_at = now if _first_waiting(session, claim.tenant_id) else None
 
     def postpone(self, claim: Claim, reason: str, *, pause: timedelta) -> None:
         """Attempt the operation again after a pause. Later operations of the tenant wait for it."""
@@ -152,14 +152,6 @@ class PaymentQueues:
             self._note(session, claim, reason)
             _stop(session, queue, claim.operation_id, now, kind=kind, reason=reason)
 
-    def _first_waiting(self, session: Session, tenant_id: str) -> PaymentOperation | None:
-        return session.exec(
-            select(PaymentOperation)
-            .where(PaymentOperation.tenant_id == tenant_id, PaymentOperation.state == "pending")
-            .order_by(col(PaymentOperation.position))
-            .limit(1)
-        ).first()
-
     def _held(self, session: Session, claim: Claim) -> PaymentQueue:
         """The claim's queue, locked. Raises LeaseLost."""
         mine = select(PaymentQueue).where(PaymentQueue.tenant_id == claim.tenant_id)
@@ -172,6 +164,13 @@ class PaymentQueues:
         session.get_one(PaymentOperation, claim.operation_id).last_error = reason[:_ERROR_LENGTH_MAX]
 
 
+def _first_waiting(session: Session, tenant_id: str) -> PaymentOperation | None:
+    wanted = select(PaymentOperation).where(
+        PaymentOperation.tenant_id == tenant_id, PaymentOperation.state == "pending"
+    )
+    return session.exec(wanted.order_by(col(PaymentOperation.position)).limit(1)).first()
+
+
 def _stop(session: Session, queue: PaymentQueue, operation_id: str, now: datetime, *, kind: str, reason: str) -> None:
     queue.next_attempt_at = queue.stopped_at = now
     queue.stopped_reason = reason[:_ERROR_LENGTH_MAX]
@@ -182,3 +181,43 @@ def _stop(session: Session, queue: PaymentQueue, operation_id: str, now: datetim
         message=f"The queue has stopped at {operation_id}: {reason}",
         dedupe_key=f"stopped:{operation_id}:{now.isoformat()}",
     )
+
+
+def resume(session: Session, tenant_id: str, *, cancel: bool) -> None:
+    """Let a stopped queue go on, by an admin's word: its first operation is looked up at Stripe before anything is sent
+    again, or it is cancelled together with what it would have done. Raises NotFound, and Conflict if the queue runs, or
+    if the operation cannot be cancelled.
+    """
+    queue = session.exec(select(PaymentQueue).where(PaymentQueue.tenant_id == tenant_id).with_for_update()).first()
+    if queue is None:
+        raise NotFound("This tenant has no payments.", code="payment_queue_not_found")
+    if queue.stopped_at is None:
+        raise Conflict("The queue of this tenant has not stopped.", code="payment_queue_runs")
+    first = _first_waiting(session, tenant_id)
+    now = database_now(session)
+    if first is not None and cancel:
+        _cancel(session, first, now)
+    elif first is not None:
+        _approve(session, first, now)
+    queue.stopped_at = queue.stopped_reason = None
+    queue.next_attempt_at = now
+    session.add(queue)
+
+
+def _approve(session: Session, operation: PaymentOperation, now: datetime) -> None:
+    operation.approved = True
+    if operation.idempotency_key is not None and operation.object_id is None:
+        operation.look_up, operation.key_number, operation.key_since = True, 1, now
+    session.add(operation)
+
+
+def _cancel(session: Session, operation: PaymentOperation, now: datetime) -> None:
+    """By the kind and not by the content, so that an operation that cannot be read is cancelled too."""
+    if operation.kind == "create_customer":
+        raise Conflict(
+            "The operation creates the customer, which all others need. Retry it instead.",
+            code="payment_operation_needed",
+        )
+    end_charge_of(session, operation, "the payment was given up")
+    operation.state, operation.finished_at = "cancelled", now
+    session.add(operation)

@@ -3,6 +3,7 @@ refund of credit has decided. Each operation is one refund of one payment; what 
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -14,12 +15,12 @@ from billing.payments.alarms import raise_alarm
 from billing.payments.calls import Call
 from billing.payments.models import ReceivedPayment
 from billing.payments.operations import Refund
-from billing.payments.queue import Claim, Outcome, PaymentQueues, QueueStops
+from billing.payments.queue import Outcome, PaymentQueues, QueueStops
 from billing.payments.returned_payments import book_returns, returnable_cents
 from billing.stripe.client import StripeAccount
 from billing.stripe.errors import StripeRefused
-from billing.stripe.lookups import our_refund
-from billing.stripe.objects import WentBack
+from billing.stripe.lookups import the_only
+from billing.stripe.objects import StripeRefund, WentBack
 from core.db import unit_of_work
 
 _BY_HAND: Final = ""
@@ -41,7 +42,7 @@ class Refunder:
         self._account = account
         self._queues = queues
 
-    def refund(self, claim: Claim, call: Call, refund: Refund) -> Outcome:
+    def refund(self, call: Call, refund: Refund) -> Outcome:
         """Refund at most what the books have returned and Stripe still has. A plan is decided once: what is left of a
         payment changes when it is disputed, or refunded by hand. If Stripe refuses a refund because of that, there is a
         new plan. A refusal that nothing explains stops the queue.
@@ -49,7 +50,7 @@ class Refunder:
         while True:
             plan = self._decided(call, refund)
             if plan.payment_intent == _BY_HAND or plan.cents == 0:
-                return self._outcome(claim, refund, plan, None)
+                return self._outcome(call, refund, plan, None)
             try:
                 made = self._sent(call, refund, plan)
             except StripeRefused:
@@ -57,13 +58,17 @@ class Refunder:
                     raise
                 call.start_over()
                 continue
-            return self._outcome(claim, refund, plan, made)
+            return self._outcome(call, refund, plan, made)
 
     def _sent(self, call: Call, refund: Refund, plan: _Plan) -> str:
         our_id = refund.refund_id if refund.part == 1 else f"{refund.refund_id}:{refund.part}"
+
+        def find(_since: datetime, _until: datetime) -> StripeRefund | None:
+            refunds = self._account.went_back(plan.payment_intent).refunds
+            return the_only([each for each in refunds if each.our_id == our_id], our_id)
+
         return call.once(
-            lambda key: self._account.refund(plan.payment_intent, our_id=our_id, amount_cents=plan.cents, key=key),
-            lambda _since, _until: our_refund(self._account.went_back(plan.payment_intent), our_id),
+            lambda key: self._account.refund(plan.payment_intent, our_id=our_id, amount_cents=plan.cents, key=key), find
         )
 
     def _decided(self, call: Call, refund: Refund) -> _Plan:
@@ -101,7 +106,7 @@ class Refunder:
             raise QueueStops("refund_without_payment", f"{refund.refund_id}: {refund.payment_intent} was not received")
         return [refund.payment_intent]
 
-    def _outcome(self, claim: Claim, refund: Refund, plan: _Plan, made: str | None) -> Outcome:
+    def _outcome(self, call: Call, refund: Refund, plan: _Plan, made: str | None) -> Outcome:
         """Books the refund, and queues what is left. What Stripe does not have is returned by hand."""
         by_hand_cents = plan.cents if plan.payment_intent == _BY_HAND else 0
         written = None if made is None else self._account.refund_of_id(made)
@@ -111,12 +116,12 @@ class Refunder:
                 book_returns(session, plan.payment_intent, WentBack(refunds=(written,)))
             if plan.left_cents:
                 following = msgspec.structs.replace(refund, amount_cents=plan.left_cents, part=refund.part + 1)
-                outbox.enqueue(session, claim.tenant_id, following)
+                outbox.enqueue(session, call.claim.tenant_id, following)
             if by_hand_cents:
                 raise_alarm(
                     session,
                     kind="refund_to_transfer",
-                    tenant_id=claim.tenant_id,
+                    tenant_id=call.claim.tenant_id,
                     message=f"{refund.refund_id} refunds {by_hand_cents} cents that Stripe does not have. Return them "
                     "by hand; the books have it.",
                     dedupe_key=f"refund_to_transfer:{refund.refund_id}",

@@ -4,17 +4,19 @@ outcome in another. Operations of one tenant run in order, those of several besi
 Fails closed: an answer that leaves open what happened stops or postpones the tenant's queue; nothing is sent twice.
 """
 
+import secrets
 from datetime import timedelta
 
+import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlmodel import Session
+from sqlmodel import Session, col
 
 from billing.payments import metrics
 from billing.payments.calls import Call
-from billing.payments.charging import Charging
-from billing.payments.models import PaymentOperation
+from billing.payments.charging import CURRENCY, Charging, opened
+from billing.payments.models import PaymentOperation, PaymentQueue
 from billing.payments.operations import (
     ChargeTopUp,
     CollectInvoice,
@@ -23,10 +25,10 @@ from billing.payments.operations import (
     OpenPortal,
     OpenSetupPage,
     OpenTopUpPage,
+    Operation,
     Refund,
     kind_of,
 )
-from billing.payments.pages import Pages
 from billing.payments.queue import Claim, LeaseLost, Outcome, PaymentQueues, QueueStops
 from billing.payments.refunding import Refunder
 from billing.payments.settlement import end_charge_of
@@ -50,10 +52,10 @@ class Performer:
     """Performs one claimed operation and records how it ended."""
 
     def __init__(self, account: StripeAccount, queues: PaymentQueues) -> None:
+        self._account = account
         self._queues = queues
         self._charging = Charging(account, queues)
         self._refunder = Refunder(account, queues)
-        self._pages = Pages(account)
 
     def run_once(self) -> str | None:
         """Perform one operation, if one is due. Returns how it ended."""
@@ -73,7 +75,7 @@ class Performer:
     def _attempt(self, claim: Claim) -> str:
         queues = self._queues
         try:
-            outcome = self._perform(claim, Call(queues, claim))
+            outcome = self._perform(claim.operation, Call(queues, claim))
             queues.finish(claim, outcome)
         except QueueStops as stops:
             queues.stop(claim, stops.kind, stops.reason)
@@ -95,24 +97,68 @@ class Performer:
             return "stopped"
         return "done" if outcome.failure is None else "failed"
 
-    def _perform(self, claim: Claim, call: Call) -> Outcome:  # noqa: PLR0911 - one line for each operation
-        match claim.operation:
+    def _perform(self, operation: Operation, call: Call) -> Outcome:  # noqa: PLR0911 - one line for each operation
+        match operation:
             case CreateCustomer() as create:
-                return self._pages.create_customer(call, create)
+                return self._create_customer(call, create)
             case OpenSetupPage() as page:
-                return self._pages.open_setup(claim, call, page)
+                return self._open_setup(call, page)
             case OpenPortal() as page:
-                return self._pages.open_portal(claim, page)
+                return self._open_portal(call, page)
             case OpenTopUpPage() as page:
-                return self._charging.open_top_up_page(claim, call, page)
+                return self._charging.open_top_up_page(call, page)
             case OpenInvoicePage() as page:
-                return self._charging.open_invoice_page(claim, call, page)
+                return self._charging.open_invoice_page(call, page)
             case ChargeTopUp() as top_up:
-                return self._charging.charge_top_up(claim, call, top_up)
+                return self._charging.charge_top_up(call, top_up)
             case CollectInvoice() as collect:
-                return self._charging.collect(claim, call, collect)
+                return self._charging.collect(call, collect)
             case Refund() as refund:
-                return self._refunder.refund(claim, call, refund)
+                return self._refunder.refund(call, refund)
+
+    def _create_customer(self, call: Call, create: CreateCustomer) -> Outcome:
+        """Create the tenant's customer, or find the one that a lost answer created."""
+        customer_id = call.once(
+            lambda key: self._account.create_customer(
+                our_id=create.tenant_id, name=create.name, email=create.email, test_clock=create.test_clock, key=key
+            ),
+            lambda since, until: self._account.find_customer(
+                our_id=create.tenant_id, since=since, until=until, test_clock=create.test_clock
+            ),
+        )
+        at = None if create.test_clock is None else self._account.clock_time(create.test_clock)
+
+        def keep(session: Session) -> None:
+            session.execute(
+                sa.update(PaymentQueue)
+                .where(col(PaymentQueue.tenant_id) == create.tenant_id)
+                .values(customer_id=customer_id, clock_at=at)
+            )
+
+        return Outcome(result={"customer": customer_id}, effect=keep)
+
+    def _open_setup(self, call: Call, page: OpenSetupPage) -> Outcome:
+        """Open the page that saves a card."""
+        customer = call.customer
+        page_id = call.once(
+            lambda key: self._account.open_setup_page(
+                customer,
+                our_id=page.request_id,
+                currency=CURRENCY,
+                success_url=page.success_url,
+                cancel_url=page.cancel_url,
+                key=key,
+            ),
+            lambda since, until: self._account.find_page(
+                our_id=page.request_id, customer_id=customer, since=since, until=until
+            ),
+        )
+        return opened(self._account.page(page_id))
+
+    def _open_portal(self, call: Call, page: OpenPortal) -> Outcome:
+        """Open the portal. Its address works once and for minutes, so each attempt may open another."""
+        key = f"{call.claim.operation_id}:portal:{secrets.token_hex(8)}"
+        return Outcome(result={"url": self._account.portal_url(call.customer, return_url=page.return_url, key=key)})
 
     def _pause(self, claim: Claim, failure: StripeFailure) -> timedelta:
         settings = self._queues.settings

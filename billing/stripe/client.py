@@ -240,7 +240,7 @@ class StripeAccount:
             for some in in_parts(types):
                 page = self._api.events.list({"created": created, "types": some, "limit": _PAGE})
                 found += [StripeEvent.read(each) for each in at_most(page.auto_paging_iter(), self._most)][::-1]
-        return sorted(found, key=lambda event: event.created)
+        return sorted(found, key=lambda event: event.created_at)
 
     def _found(self, listed: Iterable[_Given], our_id: str, read: Callable[[_Given], _Value]) -> _Value | None:
         return with_our_id(listed, our_id, read, self._most)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from billing.stripe.errors import StripeLookupInconclusive
-from billing.stripe.objects import StripeRefund, WentBack, our_id_of
+from billing.stripe.objects import our_id_of
 
 _Given = TypeVar("_Given")
 _Value = TypeVar("_Value")
@@ -18,19 +18,16 @@ _CLOCK_SLACK: Final = timedelta(minutes=10)  # between our clock and Stripe's, w
 
 def with_our_id(listed: Iterable[_Given], our_id: str, read: Callable[[_Given], _Value], most: int) -> _Value | None:
     """The one object that carries our id. Raises StripeLookupInconclusive."""
-    found = [each for each in at_most(listed, most) if our_id_of(each) == our_id]
+    found = the_only([each for each in at_most(listed, most) if our_id_of(each) == our_id], our_id)
+    return None if found is None else read(found)
+
+
+def the_only(found: Sequence[_Given], our_id: str) -> _Given | None:
+    """The one of the objects with our id, if there is any. Raises StripeLookupInconclusive for several."""
     if len(found) > 1:
         ids = ", ".join(str(getattr(each, "id", "")) for each in found[:5])
         raise StripeLookupInconclusive(f"{our_id} stands in the metadata of several objects at Stripe: {ids}")
-    return read(found[0]) if found else None
-
-
-def our_refund(found: WentBack, our_id: str) -> StripeRefund | None:
-    """The one refund that carries our id. Raises StripeLookupInconclusive."""
-    ours = [each for each in found.refunds if each.our_id == our_id]
-    if len(ours) > 1:
-        raise StripeLookupInconclusive(f"{our_id} stands in the metadata of {len(ours)} refunds at Stripe")
-    return ours[0] if ours else None
+    return found[0] if found else None
 
 
 def at_most(listed: Iterable[_Given], most: int) -> Iterator[_Given]:

@@ -153,7 +153,7 @@ class StripeEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     type: str
-    created: datetime
+    created_at: datetime
     api_version: str | None
     object_id: str | None
     object_kind: str
@@ -170,7 +170,7 @@ class StripeEvent(msgspec.Struct, frozen=True, kw_only=True):
         read = {
             "id": given.id,
             "type": given.type,
-            "created": msgspec.convert(given.created, datetime, strict=False),
+            "created_at": msgspec.convert(given.created, datetime, strict=False),
             "api_version": given.api_version,
             "object_id": getattr(subject, "id", None),
             "object_kind": subject.object,

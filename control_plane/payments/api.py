@@ -14,7 +14,7 @@ from litestar.status_codes import HTTP_202_ACCEPTED
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from billing.payments import event_store, outbox, queries, resuming
+from billing.payments import event_store, outbox, queries, queue
 from billing.payments.operations import OpenPortal, OpenSetupPage, OpenTopUpPage
 from billing.payments.views import (
     EventState,
@@ -190,7 +190,7 @@ class AdminPayments(Controller):
         """
 
         def resume(session: Session) -> PaymentQueueView:
-            resuming.resume(session, tenant_id, cancel=data.cancel)
+            queue.resume(session, tenant_id, cancel=data.cancel)
             action = "payment_queue.operation_cancelled" if data.cancel else "payment_queue.resumed"
             audited(session, principal, action, tenant_id, tenant_id=tenant_id)
             session.flush()

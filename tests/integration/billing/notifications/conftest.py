@@ -13,7 +13,7 @@ from billing import metrics
 from billing.notifications.addresses import HostLookup
 from billing.notifications.delivery import Courier, DeliveryRunner
 from billing.notifications.delivery_queue import DeliveryQueue
-from billing.notifications.email_sender import EmailSender
+from billing.notifications.emails import EmailSender
 from billing.notifications.models import NotificationEndpoint
 from billing.notifications.outbox import notify
 from billing.notifications.settings import DeliverySettings, SmtpSettings

@@ -5,8 +5,7 @@ import smtplib
 import pytest
 from pydantic import SecretStr
 
-from billing.notifications.email_sender import EmailSender
-from billing.notifications.email_text import compose
+from billing.notifications.emails import EmailSender, compose
 from billing.notifications.event_types import EVENT_TYPES
 from billing.notifications.outbox import notify
 from billing.notifications.settings import NotificationSettings, SmtpSettings

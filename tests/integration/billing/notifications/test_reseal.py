@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from billing.notifications.reseal import reseal
+from billing.notifications.endpoints import reseal
 from billing.notifications.signing_secrets import SecretBox, SecretUnreadable
 from control_plane import database_roles
 from tests.fixtures import fork_server

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from billing.invoicing import endings
-from billing.payments import resuming
+from billing.payments import queue
 from billing.payments.operations import ChargeTopUp, CollectInvoice, Refund
 from billing.stripe.objects import TOP_UP_CENTS_MAX
 from core.db import unit_of_work
@@ -170,7 +170,7 @@ def test_an_invoice_that_waited_for_weeks_is_not_charged_without_an_admin(stage)
     assert stage.work() == ["stopped"]
     assert stage.alarms() == ["collection_old"]
     with unit_of_work(stage.engine) as session:
-        resuming.resume(session, tenant, cancel=False)
+        queue.resume(session, tenant, cancel=False)
     assert stage.work() == ["done"]
     assert stage.due(invoice) == 0
 
@@ -182,7 +182,7 @@ def test_a_collection_that_an_admin_cancels_charges_nothing(stage):
     for _ in range(2):
         assert stage.work() == ["stopped"]
         with unit_of_work(stage.engine) as session:
-            resuming.resume(session, tenant, cancel=True)
+            queue.resume(session, tenant, cancel=True)
     stage.pass_days(-8)
     stage.invoice(tenant, 100)
     assert stage.work() == ["done"]
@@ -220,7 +220,7 @@ def test_a_stored_operation_that_cannot_be_read_stops_its_own_queue_only(stage):
     assert "pay_later" in stage.stopped(one)
     assert stage.alarms() == ["operation_unreadable"]
     with unit_of_work(stage.engine) as session:
-        resuming.resume(session, one, cancel=True)
+        queue.resume(session, one, cancel=True)
     following = stage.invoice(one, 700)
     assert stage.work() == ["done"]
     assert stage.due(following) == 0

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from billing.payments import event_handling, event_store, resuming
+from billing.payments import event_handling, event_store, queue
 from billing.payments.operations import ChargeTopUp, OpenSetupPage, OpenTopUpPage
 from billing.stripe.objects import StripeEvent
 from core.db import database_now, unit_of_work
@@ -32,7 +32,7 @@ def states(stage) -> dict[str, str]:
 def event(stage, event_type: str, object_kind: str, object_id: str, customer: str | None, **changes) -> StripeEvent:
     with unit_of_work(stage.engine) as session:
         now = database_now(session)
-    values = {"id": f"evt_{new_id('req')}", "type": event_type, "created": now, "api_version": "2026-10-28.endive"}
+    values = {"id": f"evt_{new_id('req')}", "type": event_type, "created_at": now, "api_version": "2026-10-28.endive"}
     values |= {"object_id": object_id, "object_kind": object_kind, "customer": customer}
     return StripeEvent(**(values | changes))
 
@@ -171,7 +171,7 @@ def test_a_top_up_that_an_admin_cancels_has_failed(stage, kind):
         "UPDATE payment_queues SET stopped_at = now(), stopped_reason = 'a test' WHERE tenant_id = :t", t=tenant
     )
     with unit_of_work(stage.engine) as session:
-        resuming.resume(session, tenant, cancel=True)
+        queue.resume(session, tenant, cancel=True)
     assert stage.work() == []
     assert stage.value("SELECT state FROM charges WHERE id = :i", i=top_up) == "failed"
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from billing.payments import outbox, resuming
+from billing.payments import outbox, queue
 from billing.payments.operations import ChargeTopUp
 from core.db import unit_of_work
 from core.errors import Conflict
@@ -98,7 +98,7 @@ def test_a_key_that_stripe_knows_from_another_request_stops_the_queue_until_an_a
     for _ in range(3):
         assert stage.work_later() == []
     with unit_of_work(stage.engine) as session:
-        resuming.resume(session, tenant, cancel=False)
+        queue.resume(session, tenant, cancel=False)
     assert stage.work_later() == ["done"]
     assert stage.due(invoice) == 0
 
@@ -154,7 +154,7 @@ def test_the_customer_of_a_queue_cannot_be_cancelled(stage):
         stage.work_later()
     assert stage.stopped(tenant)
     with pytest.raises(Conflict, match="creates the customer"), unit_of_work(stage.engine) as session:
-        resuming.resume(session, tenant, cancel=True)
+        queue.resume(session, tenant, cancel=True)
 
 
 def test_a_worker_that_lost_its_lease_writes_nothing(stage):
@@ -188,7 +188,7 @@ def test_an_operation_that_meets_a_defect_stops_its_queue_with_an_alarm_and_stop
     assert type(error).__name__ in stage.stopped(one)
     monkeypatch.undo()
     with unit_of_work(stage.engine) as session:
-        resuming.resume(session, one, cancel=False)
+        queue.resume(session, one, cancel=False)
     assert stage.work() == ["done"]
 
 

@@ -5,7 +5,7 @@ import pytest
 from billing.credits import lots
 from billing.invoices.payments import record_payment
 from billing.invoicing import credit_notes
-from billing.payments import resuming
+from billing.payments import queue
 from core.db import unit_of_work
 from core.money import cents_to_nanos
 from tests.integration.billing.reconciliation.test_ledger_check import by_hand
@@ -64,7 +64,7 @@ def cancel_first(cash, tenant: str) -> None:
     """What an admin does with a queue that has stopped."""
     cash.payments.change("UPDATE payment_queues SET stopped_at = now(), stopped_reason = 'a test'")
     with unit_of_work(cash.stage.engine) as session:
-        resuming.resume(session, tenant, cancel=True)
+        queue.resume(session, tenant, cancel=True)
 
 
 @pytest.mark.scenario(82)

@@ -48,7 +48,7 @@ def signed(*secrets: str, body: str = BODY, age_s: int = 0) -> str:
 def test_a_signature_of_ours_is_accepted(secrets, age_s):
     event = read(BODY.encode(), signed(*secrets, age_s=age_s))
     assert (event.id, event.type, event.object_id, event.object_kind) == ("evt_1", "invoice.paid", "in_1", "invoice")
-    assert (event.customer, event.created) == ("cus_1", datetime.fromtimestamp(1_800_000_000, UTC))
+    assert (event.customer, event.created_at) == ("cus_1", datetime.fromtimestamp(1_800_000_000, UTC))
 
 
 @pytest.mark.scenario(150)

@@ -4,7 +4,7 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from billing.notifications.signing_secrets import SecretBox, SecretUnreadable
-from billing.notifications.webhook_signatures import signed_headers
+from billing.notifications.webhook_sender import signed_headers
 from core import clock
 
 BOX = SecretBox([b"key-of-the-tests"])
