@@ -109,7 +109,7 @@ def replay_missed(session: Session, *, tenant_id: str, endpoint_id: str, since: 
     return QueuedAgain(queued=len(taken), more=len(found) > len(taken))
 
 
-def _of(tenant_id: str) -> Select[tuple[NotificationDelivery, Notification]]:
+def _of(tenant_id: str) -> Select[NotificationDelivery, Notification]:
     joined = select(NotificationDelivery, Notification).join(
         Notification, col(Notification.id) == NotificationDelivery.notification_id
     )

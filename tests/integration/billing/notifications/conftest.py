@@ -9,7 +9,6 @@ import pytest
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing import metrics
 from billing.notifications.addresses import HostLookup
 from billing.notifications.delivery import Courier, DeliveryRunner
 from billing.notifications.delivery_queue import DeliveryQueue
@@ -21,7 +20,7 @@ from billing.notifications.signing_secrets import SecretBox
 from billing.notifications.webhook_sender import WebhookSender
 from core.db import database_now, unit_of_work
 from core.ids import new_id
-from core.loops import DatabaseChanges, Loop, LoopThreads
+from tests.fixtures.loops import running_loops
 from tests.fixtures.notifications.receivers import MailServer, WebhookReceiver, mail_server, webhook_receiver
 
 BOX = SecretBox([b"key-of-the-tests"])
@@ -84,12 +83,8 @@ class NotificationStage:
     def delivering(self, *runners: DeliveryRunner) -> Iterator[None]:
         """Deliver in threads, by the stage's runner or by others, as the billing worker does."""
         runners = runners or (self.runner,)
-        loops = [Loop(each.loop.name, each.run_once, pause_s=0.01) for each in runners]
-        changes = DatabaseChanges(self.engine, look_s=1)
-        threads = LoopThreads(loops, changes, backoff_max_s=0.1, failures=metrics.JOBS_FAILED)
-        threads.start()
-        yield
-        assert threads.stop(30) == []
+        with running_loops(self.engine, *(each.run_once for each in runners)):
+            yield
         for each in runners:
             each.wait()
 

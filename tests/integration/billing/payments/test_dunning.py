@@ -123,14 +123,14 @@ def test_a_tenant_that_pays_by_transfer_is_reminded_around_the_due_date_and_neit
         profiles.set_buyer(session, tenant, Buyer(legal_name="Ada", collection_method="send_invoice"))
     paid, unpaid = stage.invoice(tenant, 3_000), stage.invoice(tenant, 4_000)
     stage.pay_by_hand(paid, 3_000)
-    told_on: list[int] = []
+    reminded_on: list[int] = []
     for day in range(1, 61):
         stage.pass_days(1)
         before = len(stage.notices(tenant))
         stage.dunning.run_once()
-        told_on += [day] * (len(stage.notices(tenant)) - before)
+        reminded_on += [day] * (len(stage.notices(tenant)) - before)
         assert stage.work() == []
-    assert told_on == [11, 15, 21, 28]
+    assert reminded_on == [11, 15, 21, 28]
     assert stage.notices(tenant)[2:] == ["invoice.will_be_due"] + ["invoice.overdue"] * 3
     assert (stage.standing(tenant), stage.charged(tenant)) == (None, [])
     stage.save_card(tenant, "visa")

@@ -3,8 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -19,6 +18,7 @@ from core.money import cents_to_nanos
 from tenora.stripe_simulator.webhooks import signature_header
 from tests.conftest import wait_until
 from tests.fixtures.control_plane.api import Api, control_settings, running_api
+from tests.fixtures.loops import running_loops
 from tests.integration.billing.payments.conftest import PaymentStage
 from tests.integration.control_plane.payments.conftest import BYTES_MAX, OLD, SECRET
 
@@ -26,14 +26,9 @@ pytestmark = pytest.mark.timeout(120)
 URLS = {"success_url": "https://example.com/done", "cancel_url": "https://example.com/back"}
 
 
-@contextmanager
-def working(stage: PaymentStage) -> Iterator[None]:
-    """The billing worker's threads beside the API."""
-    stage.runner.start()
-    try:
-        yield
-    finally:
-        stage.runner.stop(5)
+def working(stage: PaymentStage) -> AbstractContextManager[None]:
+    """The billing worker's loop beside the API."""
+    return running_loops(stage.engine, stage.performer.run_once)
 
 
 def body_of(event_type: str = "payment_intent.succeeded", **changes) -> str:
