@@ -179,7 +179,7 @@ class Charging:
         """Nothing is due, or less than Stripe charges, which waits for the tenant's next invoice."""
         return Outcome(
             result={"skipped": "nothing is due, or less than can be charged"},
-            effect=lambda session: dunning.collected(session, invoice_id, state="ended"),
+            effect=lambda session: dunning.end(session, invoice_id),
         )
 
     def _decided(self, call: Call, invoice_id: str, card: str | None, *, on_page: bool = False) -> PaymentCharge | None:

@@ -20,16 +20,11 @@ from billing.payments import outbox, standings
 from billing.payments.models import DunningCase, PaymentCharge, PaymentQueue
 from billing.payments.operations import CollectInvoice
 from billing.payments.settings import REMINDER_DAYS, PaymentSettings
-from billing.payments.standings import OPEN_CASES
 from core.db import DatabaseClock, database_now, unit_of_work
 
 Failure = Literal["declined", "hard", "needs_owner", "no_method"]
-_STATES = {
-    "declined": "retrying",
-    "hard": "needs_method",
-    "no_method": "needs_method",
-    "needs_owner": "needs_owner",
-}
+"""Only a declined card is tried again by itself."""
+_IS_OPEN = col(DunningCase.ended_at).is_(None)
 
 
 def next_attempt(started_at: datetime, now: datetime, days: Sequence[int]) -> datetime | None:
@@ -51,7 +46,6 @@ def await_transfer(session: Session, tenant_id: str, invoice_id: str, due_on: da
         DunningCase(
             invoice_id=invoice_id,
             tenant_id=tenant_id,
-            state="awaits_transfer",
             started_at=due_at,
             attempts=0,
             next_attempt_at=next_attempt(due_at, now, REMINDER_DAYS),
@@ -81,24 +75,21 @@ def attempt_failed(
         case = DunningCase(
             invoice_id=charge.invoice_id,
             tenant_id=charge.tenant_id,
-            state="retrying",
             started_at=now,
             attempts=1,
             suspends_at=suspends_at,
             pay_token=secrets.token_urlsafe(32),
         )
-    if case.state not in OPEN_CASES:
+    if case.ended_at is not None:
         return
-    case.state, case.last_reason, case.tried_method = _STATES[how], reason[:500], charge.method
-    case.next_attempt_at = None
-    if case.state == "retrying":
-        case.next_attempt_at = next_attempt(case.started_at, now, settings.payments_dunning_days)
-        case.state = "retrying" if case.next_attempt_at is not None else "exhausted"
+    case.tried_method, case.next_attempt_at = charge.method, None
     if retries_now:
         case.next_attempt_at = now
+    elif how == "declined":
+        case.next_attempt_at = next_attempt(case.started_at, now, settings.payments_dunning_days)
     session.add(case)
     session.flush()
-    _inform(session, case, charge.amount_cents, settings)
+    _inform(session, case, how, reason, charge.amount_cents, settings)
 
 
 def pay_address(session: Session, invoice_id: str, settings: PaymentSettings) -> str:
@@ -114,8 +105,8 @@ def method_changed(session: Session, tenant_id: str, method: str, clock: Databas
         select(DunningCase)
         .where(
             DunningCase.tenant_id == tenant_id,
-            col(DunningCase.state).in_(OPEN_CASES),
-            col(DunningCase.state) != "awaits_transfer",
+            _IS_OPEN,
+            col(DunningCase.suspends_at).is_not(None),
             col(DunningCase.tried_method).is_distinct_from(method),
         )
         .order_by(col(DunningCase.started_at))
@@ -128,12 +119,12 @@ def method_changed(session: Session, tenant_id: str, method: str, clock: Databas
     return len(cases)
 
 
-def collected(session: Session, invoice_id: str, *, state: str = "paid") -> None:
+def end(session: Session, invoice_id: str) -> None:
     """End an invoice's case, and lift the suspension if it was the last one."""
     case = session.get(DunningCase, invoice_id, with_for_update=True)
-    if case is None or case.state not in OPEN_CASES:
+    if case is None or case.ended_at is not None:
         return
-    case.state, case.next_attempt_at, case.ended_at = state, None, database_now(session)
+    case.next_attempt_at, case.ended_at = None, database_now(session)
     session.add(case)
     session.flush()
     standings.restore_if_settled(session, case.tenant_id)
@@ -158,7 +149,7 @@ class DunningRounds:
             tenant_ids = session.exec(
                 select(DunningCase.tenant_id)
                 .outerjoin(PaymentQueue, col(PaymentQueue.tenant_id) == DunningCase.tenant_id)
-                .where(col(DunningCase.state).in_(OPEN_CASES), due)
+                .where(_IS_OPEN, due)
                 .distinct()
                 .order_by(col(DunningCase.tenant_id))
             ).all()
@@ -173,14 +164,14 @@ class DunningRounds:
             now = tenant_now(session, tenant_id, self._clock)
             wanted = (
                 select(DunningCase)
-                .where(DunningCase.tenant_id == tenant_id, col(DunningCase.state).in_(OPEN_CASES))
+                .where(DunningCase.tenant_id == tenant_id, _IS_OPEN)
                 .order_by(col(DunningCase.started_at), col(DunningCase.invoice_id))
             )
             settled = [case.invoice_id for case in session.exec(wanted) if not _owes(session, case.invoice_id)]
             cases = session.exec(wanted.with_for_update().execution_options(populate_existing=True)).all()
             for invoice_id in settled:
-                collected(session, invoice_id, state="ended")
-            cases = [case for case in cases if case.state in OPEN_CASES]
+                end(session, invoice_id)
+            cases = [case for case in cases if case.ended_at is None]
             overdue = [each for each in cases if not each.suspended and each.suspends_at and each.suspends_at <= now]
             for case in overdue:
                 case.suspended = True
@@ -190,7 +181,7 @@ class DunningRounds:
             for case in cases:
                 if case.next_attempt_at is not None and case.next_attempt_at <= now:
                     case.attempts, case.next_attempt_at = case.attempts + 1, None
-                    if case.state == "awaits_transfer":
+                    if case.suspends_at is None:
                         case.next_attempt_at = next_attempt(case.started_at, now, REMINDER_DAYS)
                         _remind(session, case, now)
                     else:
@@ -202,7 +193,7 @@ class DunningRounds:
 def end_if_settled(session: Session, invoice_id: str) -> None:
     """End an invoice's case if nothing is owed any more. A tenant is not suspended for what it does not owe."""
     if not _owes(session, invoice_id):
-        collected(session, invoice_id, state="ended")
+        end(session, invoice_id)
 
 
 def _owes(session: Session, invoice_id: str) -> bool:
@@ -232,10 +223,12 @@ def _remind(session: Session, case: DunningCase, now: datetime) -> None:
     )
 
 
-def _inform(session: Session, case: DunningCase, due_cents: int, settings: PaymentSettings) -> None:
+def _inform(
+    session: Session, case: DunningCase, how: Failure, reason: str, due_cents: int, settings: PaymentSettings
+) -> None:
     number = read_invoice(session, case.invoice_id).number
     facts = {"invoice_id": case.invoice_id, "number": number, "due_cents": due_cents, "url": _address(case, settings)}
-    if case.state == "needs_owner":
+    if how == "needs_owner":
         notify(
             session,
             tenant_id=case.tenant_id,
@@ -245,11 +238,11 @@ def _inform(session: Session, case: DunningCase, due_cents: int, settings: Payme
         )
         return
     at = case.next_attempt_at
-    following = "none, until there is another payment method" if case.state == "needs_method" else "none"
+    following = "none" if how == "declined" else "none, until there is another payment method"
     notify(
         session,
         tenant_id=case.tenant_id,
         event_type="invoice.payment_failed",
-        data={**facts, "reason": case.last_reason or "", "next_attempt": at.isoformat() if at else following},
+        data={**facts, "reason": reason[:500], "next_attempt": at.isoformat() if at else following},
         dedupe_key=f"invoice.payment_failed:{case.invoice_id}:{case.attempts}",
     )

@@ -181,29 +181,21 @@ class DunningCase(SQLModel, table=True):
     tenant's clock. While an attempt is queued, ``next_attempt_at`` is null. ``pay_token`` is the secret part of the
     address at which the owner pays.
 
-    Or an invoice that ``awaits_transfer``: it is due on the day of ``started_at``, its attempts are reminders, and it
-    suspends no tenant.
+    Or the reminders of an invoice that is paid by transfer: its attempts are reminders, ``started_at`` is the day on
+    which it is due, and it suspends no tenant: ``suspends_at`` is null.
     """
 
     __tablename__ = "dunning_cases"
-    __table_args__ = (
-        sa.CheckConstraint(
-            "state IN ('retrying', 'needs_method', 'needs_owner', 'exhausted', 'awaits_transfer', 'paid', 'ended')",
-            name="state_known",
-        ),
-        sa.Index("ix_dunning_cases_open", "tenant_id", postgresql_where=sa.text("state NOT IN ('paid', 'ended')")),
-    )
+    __table_args__ = (sa.Index("ix_dunning_cases_open", "tenant_id", postgresql_where=sa.text("ended_at IS NULL")),)
 
     invoice_id: str = Field(primary_key=True, sa_type=sa.Text)
     tenant_id: str = Field(index=True, sa_type=sa.Text)
-    state: str = Field(sa_type=sa.Text)
     started_at: datetime = Field(sa_type=Instant)
     attempts: int = Field(default=1, sa_type=sa.Integer)
     next_attempt_at: datetime | None = Field(default=None, sa_type=Instant)
     suspends_at: datetime | None = Field(default=None, sa_type=Instant)
     suspended: bool = False
     tried_method: str | None = Field(default=None, sa_type=sa.Text)
-    last_reason: str | None = Field(default=None, sa_type=sa.Text)
     pay_token: str = Field(unique=True, sa_type=sa.Text)
     ended_at: datetime | None = Field(default=None, sa_type=Instant)
 

@@ -197,4 +197,4 @@ def _pay_invoices(session: Session, charge: PaymentCharge, main_id: str, payment
         )
     for invoice_id in charge.covers:
         if not read_invoice(session, invoice_id).amount_due_cents:
-            dunning.collected(session, invoice_id)
+            dunning.end(session, invoice_id)

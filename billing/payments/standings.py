@@ -12,7 +12,6 @@ from billing.payments.models import DunningCase, PaymentStanding
 from core.db import database_now
 
 Standing = Literal["good", "suspended"]
-OPEN_CASES = ("retrying", "needs_method", "needs_owner", "exhausted", "awaits_transfer")
 
 
 class StandingChange(NamedTuple):
@@ -39,7 +38,7 @@ def restore_if_settled(session: Session, tenant_id: str) -> None:
         return
     open_cases = session.exec(
         select(sa.func.count()).where(
-            DunningCase.tenant_id == tenant_id, DunningCase.suspended, col(DunningCase.state).in_(OPEN_CASES)
+            DunningCase.tenant_id == tenant_id, DunningCase.suspended, col(DunningCase.ended_at).is_(None)
         )
     ).one()
     if open_cases == 0:

@@ -20,20 +20,16 @@ CREATE INDEX ix_charges_tenant_id ON charges (tenant_id, id);
 CREATE TABLE dunning_cases (
     invoice_id text NOT NULL CONSTRAINT pk_dunning_cases PRIMARY KEY,
     tenant_id text NOT NULL,
-    state text NOT NULL,
     started_at timestamptz NOT NULL,
     attempts integer NOT NULL,
     next_attempt_at timestamptz,
     suspends_at timestamptz,
     suspended boolean NOT NULL,
     tried_method text,
-    last_reason text,
     pay_token text NOT NULL CONSTRAINT uq_dunning_cases_pay_token UNIQUE,
-    ended_at timestamptz,
-    CONSTRAINT ck_dunning_cases_state_known CHECK (
-        state IN ('retrying', 'needs_method', 'needs_owner', 'exhausted', 'awaits_transfer', 'paid', 'ended'))
+    ended_at timestamptz
 );
-CREATE INDEX ix_dunning_cases_open ON dunning_cases (tenant_id) WHERE state NOT IN ('paid', 'ended');
+CREATE INDEX ix_dunning_cases_open ON dunning_cases (tenant_id) WHERE ended_at IS NULL;
 CREATE INDEX ix_dunning_cases_tenant_id ON dunning_cases (tenant_id);
 
 CREATE TABLE payment_alarms (

@@ -90,7 +90,7 @@ def test_an_invoice_that_is_settled_while_stripe_is_down_suspends_no_tenant_and_
                 endings.void_invoice(session, invoice_id=invoice.id, reason="wrong plan")
             case "write_off":
                 endings.write_off(session, invoice_id=invoice.id, reason="gone")
-    assert (payments.case(invoice.id)["state"], payments.standing(tenant)) == ("ended", "good")
+    assert (payments.is_dunned(invoice.id), payments.standing(tenant)) == (False, "good")
 
 
 def test_an_invoice_that_is_paid_in_part_by_hand_stays_in_dunning(collected):

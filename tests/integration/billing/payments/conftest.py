@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing import ledger
-from billing.invoices.payments import record_payment
 from billing.invoices.queries import read_invoice
 from billing.invoices.views import CreditDestination
 from billing.invoicing import credit_notes
@@ -21,6 +20,7 @@ from billing.payments.operations import Operation
 from billing.payments.queue import PaymentQueues
 from billing.payments.runner import Performer
 from billing.payments.settings import PaymentSettings
+from billing.payments.settlement import record_manual_payment
 from billing.stripe.client import StripeAccount
 from core.db import database_now, unit_of_work
 from core.ids import new_id
@@ -130,12 +130,8 @@ class PaymentStage:
 
     def pay_by_hand(self, invoice_id: str, cents: int, reference: str | None = None) -> None:
         with unit_of_work(self.engine) as session:
-            record_payment(
-                session,
-                invoice_id=invoice_id,
-                amount_cents=cents,
-                source="manual",
-                reference=reference or new_id("tr"),
+            record_manual_payment(
+                session, invoice_id=invoice_id, amount_cents=cents, reference=reference or new_id("tr"), actor="tests"
             )
 
     def credit(self, invoice_id: str, cents: int, *, to: CreditDestination = "refund") -> None:
@@ -170,6 +166,9 @@ class PaymentStage:
     def case(self, invoice_id: str):
         found = self.rows("SELECT * FROM dunning_cases WHERE invoice_id = :i", i=invoice_id)
         return found[0] if found else None
+
+    def is_dunned(self, invoice_id: str) -> bool:
+        return self.case(invoice_id)["ended_at"] is None
 
     def standing(self, tenant_id: str) -> str | None:
         found = self.rows("SELECT standing FROM payment_standings WHERE tenant_id = :t", t=tenant_id)

@@ -241,7 +241,7 @@ def test_an_owner_pays_what_is_due_when_the_page_is_opened(stage):
     assert stage.account.page(page["page"]).amount_cents == 3_000
     stage.pay_page(page["page"])
     stage.receive()
-    assert (stage.due(invoice), stage.case(invoice)["state"]) == (0, "paid")
+    assert (stage.due(invoice), stage.is_dunned(invoice)) == (0, False)
     assert stage.charged(tenant) == [3_000]
 
 
