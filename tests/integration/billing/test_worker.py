@@ -134,16 +134,6 @@ def test_a_closed_tenant_gets_its_final_invoice_at_the_schedules_next_look(stage
     assert tuple(invoice.values()) == ("final", 60, ended_at)
 
 
-def test_two_workers_share_the_stream(stage, env, tmp_path):
-    tenant = stage.tenant()
-    with worker(env, tmp_path / "one"), worker(env, tmp_path / "other"):
-        for _ in range(20):
-            stage.publish(*(stage.event(tenant) for _ in range(25)))
-        wait_until(lambda: stage.reconcile().unprocessed_events == 0, timeout_s=60, what="the two workers")
-    assert records(stage) == 500
-    assert stage.value("SELECT sum(amount_nanos) FROM entries") == 0
-
-
 def test_the_worker_survives_a_stream_that_vanishes(stage, env, tmp_path):
     tenant = stage.tenant()
     with worker(env, tmp_path / "log"):

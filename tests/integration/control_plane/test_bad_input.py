@@ -35,19 +35,11 @@ def with_(body: dict, value, *path: str) -> dict:
     [
         (with_(PLAN, "60", "limits", "requests_per_minute"), "limits.requests_per_minute"),
         (with_(PLAN, True, "limits", "kv_pages"), "limits.kv_pages"),
-        (with_(PLAN, 1.5, "limits", "adapters"), "limits.adapters"),
-        (with_(PLAN, 0, "limits", "adapters"), "limits.adapters"),
-        (with_(PLAN, -1, "limits", "tokens_per_month"), "limits.tokens_per_month"),
         (with_(PLAN, 10**30, "limits", "tokens_per_month"), "limits.tokens_per_month"),
-        (with_(PLAN, -1, "prices", "input_nanos"), "prices.input_nanos"),
         (with_(PLAN, 10**12, "prices", "input_nanos"), "prices.input_nanos"),
         (without(PLAN, "limits", "adapter_rank"), "limits.adapter_rank"),
-        (without(PLAN, "prices"), "prices"),
         (with_(PLAN, 1, "limits", "gpus"), "limits.gpus"),
-        (with_(PLAN, "tn_1", "tenant_id"), "tenant_id"),
-        (with_(PLAN, "Starter Plan", "name"), "name"),
         (with_(PLAN, "a\u0000b", "name"), "name"),
-        (with_(PLAN, "x" * 300, "name"), "name"),
         (with_(PLAN, None, "name"), "name"),
     ],
 )
@@ -306,19 +298,3 @@ def test_the_schema_is_a_page_that_loads_nothing(shared_api):
     assert "<script" not in page.text
     assert "http://" not in page.text
     assert "https://" not in page.text
-
-
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [
-        ("../etc", "invalid_name"), ("Ünicode", "invalid_name"), ("a" * 300, "invalid_name"), ("", "invalid_name"),
-        ("a\u0000", "invalid_name"), ("\u202eabc", "invalid_name"), ("-a", "invalid_name"),
-        ("tiny-instruct", "invalid_name"), ("🙂", "invalid_name"),
-    ],
-)  # fmt: skip
-def test_an_adapters_name_is_plain_and_not_a_base_models(shared_api, name, code):
-    base = tiny_base()
-    assert shared_api.register(base).status_code == 201
-    tenant = shared_api.tenant()
-    response = tenant.http.post("/api/v1/adapters", json={"name": name, "base_model": base.id})
-    assert (response.status_code, response.json()["code"], response.json()["param"]) == (400, code, "name")

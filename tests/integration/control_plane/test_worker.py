@@ -5,7 +5,6 @@ import time
 
 import httpx
 import msgspec
-import numpy as np
 import pytest
 
 from adapters.manifest import MANIFEST_FILE
@@ -18,8 +17,8 @@ from core.api_keys import hash_key
 from core.contracts.routes import AdapterRoute
 from tests.conftest import wait_until
 from tests.fixtures.control_plane.api import PEPPER
-from tests.fixtures.control_plane.worker import decided, running_worker, silent_s3, upload
-from tests.fixtures.uploads.peft_adapters import adapter_tensors, declared_files, safetensors_bytes, write_adapter
+from tests.fixtures.control_plane.worker import decided, running_worker, upload
+from tests.fixtures.uploads.peft_adapters import declared_files, write_adapter
 
 
 def test_a_good_adapter_becomes_ready_and_is_routed(api, base, settings, redis, store, tmp_path):
@@ -44,34 +43,6 @@ def test_a_good_adapter_becomes_ready_and_is_routed(api, base, settings, redis, 
         wait_until(lambda: not redis.hexists(redis_keys.snapshot("adapters"), field), what="end of the route")
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == 0
-
-
-def test_a_bad_adapter_is_rejected_with_a_report_and_never_routed(api, base, settings, redis, tmp_path):
-    tenant = api.tenant(adapter_rank=8)
-    for name in ("nan", "rank", "base"):
-        tenant.adapter(name, base)
-    nan = write_adapter(tmp_path / "nan", base)
-    tensors = adapter_tensors(base)
-    name, weights = next(iter(tensors.items()))
-    weights[0, 0] = np.nan
-    (nan / "adapter_model.safetensors").write_bytes(safetensors_bytes(tensors))
-    folders = {
-        "nan": (nan, "weights_not_finite", name),
-        "rank": (write_adapter(tmp_path / "rank", base, rank=16), "rank_too_large", "r"),
-        "base": (
-            write_adapter(tmp_path / "base", base, base_model_name_or_path="meta/Llama-3"),
-            "base_model_mismatch",
-            "base_model_name_or_path",
-        ),
-    }
-    with running_worker(settings):
-        for adapter, (folder, code, where) in folders.items():
-            revision = decided(tenant, upload(tenant, adapter, folder))
-            problem = revision["report"]["problems"][0]
-            assert (revision["status"], revision["sha256"], problem["code"]) == ("rejected", None, code), problem
-            assert where in (problem["where"] or ""), problem
-            assert problem["file"], problem
-    assert redis.hgetall(redis_keys.snapshot("adapters")) == {}
 
 
 def test_a_revoked_key_is_removed_from_redis_within_two_seconds(api, settings, redis, promised_s):
@@ -105,38 +76,6 @@ def test_a_validation_does_not_delay_a_revocation(api, base, settings, redis, tm
         assert tenant.http.get(path).json()["status"] == "validating", "an S3 outage gives no verdict on the upload"
     with running_worker(settings):
         assert decided(tenant, path)["status"] == "ready"
-
-
-def test_the_next_worker_does_a_killed_workers_job(api, base, settings, tmp_path):
-    tenant = api.tenant()
-    tenant.adapter("router", base)
-    path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
-    with (
-        silent_s3() as endpoint,
-        running_worker(settings, TENORA_S3_ENDPOINT=endpoint, TENORA_VALIDATION_LEASE_S="2") as worker,
-    ):
-        wait_until(lambda: _attempts(settings, path) == 1, what="claim")
-        worker.kill()
-    with running_worker(settings):
-        assert decided(tenant, path)["status"] == "ready"
-    assert _attempts(settings, path) == 2
-
-
-def test_an_upload_that_kills_three_workers_is_rejected(api, base, engine, tmp_path):
-    tenant = api.tenant()
-    tenant.adapter("router", base)
-    path = upload(tenant, "router", write_adapter(tmp_path / "a", base))
-    for attempt in (1, 2, 3):
-        with db.unit_of_work(engine) as session:
-            job = validation_jobs.claim(session, lease_s=60, attempts_max=3)
-            assert job.attempt == attempt
-        with db.unit_of_work(engine) as session:
-            assert validation_jobs.claim(session, lease_s=60, attempts_max=3) is None, "it is held"
-        _expire_leases(engine)
-    with db.unit_of_work(engine) as session:
-        assert validation_jobs.claim(session, lease_s=60, attempts_max=3) is None
-    revision = tenant.http.get(path).json()
-    assert (revision["status"], revision["report"]["problems"][0]["code"]) == ("rejected", "validation_failed")
 
 
 def test_validations_alternate_between_tenants(api, base, engine, tmp_path):
@@ -210,20 +149,11 @@ def test_the_worker_survives_a_redis_outage(api, settings, redis):
         assert worker.poll() is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGINT])
 def test_the_worker_stops_when_asked(api, settings, number):
     with running_worker(settings) as worker:
         worker.send_signal(number)
         assert worker.wait(20) == 0
-
-
-def _attempts(settings, path: str) -> int:
-    engine = db.connect(settings.postgres)
-    with engine.connect() as connection:
-        query = "SELECT attempts FROM revisions WHERE id = %s"
-        attempts = connection.exec_driver_sql(query, (path.rpartition("/")[2],)).scalar_one()
-    engine.dispose()
-    return attempts
 
 
 def _expire_leases(engine) -> None:

@@ -1,8 +1,5 @@
 """Flex usage from the stream to the invoice: recorded, summed, billed and explained at the batch factor."""
 
-import itertools
-import random
-
 import msgspec
 import pytest
 import sqlalchemy as sa
@@ -61,50 +58,6 @@ def test_a_million_flex_tokens_cost_half_and_the_line_shows_list_price_discount_
     assert "flex, list price $0.60 per million, less $0.30" in printed.description
     assert (printed.unit_price, printed.amount) == ("$0.30 per million", "$0.30")
     explained(stage, invoice.id)
-
-
-def test_a_flex_price_is_cut_below_a_nanodollar_once_and_then_multiplied(stage):
-    tenant = stage.tenant(card=HALF)
-    stage.bill(stage.event(tenant, **NOTHING | {"input_tokens": 3, "cached_tokens": 3}, service_tier="flex"))
-    (record,) = stage.rows("SELECT * FROM usage_records")
-    assert record["amount_nanos"] == 3 * 37, "half of 75 is 37 and a half"
-    (invoice,) = stage.close()
-    assert stage.invoice(invoice.id).lines[0].unit_price_nanos == 37
-
-
-def test_usage_of_a_plan_without_a_batch_factor_and_of_old_gateways_costs_the_list_price(stage):
-    tenant = stage.tenant()
-    event = stage.event(tenant, **NOTHING | {"output_tokens": 10}, service_tier="flex")
-    old = msgspec.to_builtins(stage.event(tenant, **NOTHING | {"output_tokens": 10}))
-    del old["service_tier"]
-    stage.bill(event, msgspec.json.encode(old))
-    rows = stage.rows("SELECT service_tier, amount_nanos FROM usage_records ORDER BY service_tier")
-    assert [tuple(row.values()) for row in rows] == [("default", 6_000), ("flex", 6_000)]
-    (invoice,) = stage.close()
-    assert [line.list_price_nanos for line in stage.invoice(invoice.id).lines] == [None, None]
-
-
-@pytest.mark.parametrize("card", [HALF, TIERED], ids=["unit prices", "tiers, packages and included usage"])
-@pytest.mark.scenario(66)
-def test_the_order_of_events_does_not_change_what_a_period_costs_and_each_line_is_explained(stage, card):
-    chance, totals = random.Random(16), []
-    used = [
-        {
-            "input_tokens": 40, "cached_tokens": chance.randrange(30), "output_tokens": chance.randrange(40),
-            "kv_page_ms": chance.randrange(3_000), "adapter_id": chance.choice([None, "ad_1"]), "service_tier": tier,
-        }
-        for _, tier in itertools.product(range(4), ("default", "flex"))
-    ]  # fmt: skip
-    for _ in range(3):
-        chance.shuffle(used)
-        tenant = stage.tenant(card=card)
-        for each in used:
-            stage.bill(stage.event(tenant, **each))
-        (invoice,) = stage.close()
-        lines = stage.invoice(invoice.id).lines
-        totals.append([(line.kind, line.service_tier, line.tier, line.quantity, line.amount_nanos) for line in lines])
-        explained(stage, invoice.id)
-    assert totals[0] == totals[1] == totals[2]
 
 
 def test_tiers_and_included_usage_count_both_service_tiers(stage):

@@ -52,16 +52,6 @@ def test_two_pinned_slots_of_eight_cost_their_declared_rate_out_of_idle(costs, b
     assert [tuple(row.values()) for row in kinds] == [("pinned", "ad_1", costs.stage.plan_of(tenant))]
 
 
-def test_pins_never_cost_more_than_the_idle_time(costs, billing):  # noqa: F811
-    (tenant,) = costs.tenants(1)
-    rate(costs, NANOS_PER_HOUR)
-    for name in ("ad_1@a", "ad_1@b"):
-        pin(costs, tenant, name, 0)
-    costs.store(costs.window(0, HOUR_S, final=True))
-    billing("allocate-costs").check_returncode()
-    assert costs.rows() == {tenant: NANOS_PER_HOUR}
-
-
 def test_a_part_of_an_hour_costs_its_part_and_another_pool_pays_nothing(costs, billing):  # noqa: F811
     (tenant,) = costs.tenants(1)
     rate(costs, NANOS_PER_HOUR // 8)
@@ -74,12 +64,3 @@ def test_a_part_of_an_hour_costs_its_part_and_another_pool_pays_nothing(costs, b
     billing("allocate-costs").check_returncode()
     assert costs.stage.value("SELECT nanos FROM cost_rows WHERE tenant_id <> ''") == NANOS_PER_HOUR // 16
     assert costs.stage.value("SELECT replica_id FROM cost_rows WHERE tenant_id <> ''") == "rep_1"
-
-
-def test_without_a_declared_rate_pins_cost_nothing_and_nothing_is_read(costs, billing):  # noqa: F811
-    (tenant,) = costs.tenants(1)
-    costs.rate()
-    pin(costs, tenant, "ad_1@a", 0)
-    costs.store(costs.window(0, HOUR_S, final=True))
-    billing("allocate-costs").check_returncode()
-    assert costs.rows() == {"idle": NANOS_PER_HOUR}

@@ -40,60 +40,6 @@ def close(stage, tenant_id: str, *, until=None, tax_percent: int = 0) -> Closed:
         return Closed(uses, net, total, paid)
 
 
-def left(wallet, tenant_id: str) -> dict[str, int]:
-    return {lot.id: lot.balance_nanos for lot in wallet.balance(tenant_id).lots}
-
-
-@pytest.mark.scenario(88)
-def test_promotional_credit_lowers_the_tax_and_paid_credit_pays_it(stage, wallet):
-    tenant = stage.tenant()
-    paid = wallet.granted(tenant, 50)
-    wallet.granted(tenant, 10, kind="promotional")
-    wallet.spend(tenant, 30)
-    closed = close(stage, tenant, tax_percent=19)
-    assert (closed.taxable_nanos, closed.total_cents, closed.paid_cents) == (20 * DOLLAR, 2_380, 2_380)
-    assert left(wallet, tenant) == {paid: 26_200_000_000}
-    assert wallet.account("credits_promotional", tenant) == 0
-    assert wallet.account("usage_unbilled", tenant) == 20 * DOLLAR
-    assert wallet.account("receivable", tenant) == -23_800_000_000
-    wallet.check()
-
-
-@pytest.mark.scenario(72)
-def test_paid_credit_of_higher_priority_leaves_promotional_credit_alone(stage, wallet):
-    tenant = stage.tenant()
-    paid = wallet.granted(tenant, 50, priority=10)
-    gift = wallet.granted(tenant, 10, kind="promotional")
-    wallet.spend(tenant, 12.34 - 0.0000004)
-    closed = close(stage, tenant)
-    assert (closed.promotional, closed.paid_cents) == ([], 1_234)
-    assert left(wallet, tenant) == {paid: 37_660_000_000, gift: 10 * DOLLAR}
-
-
-@pytest.mark.scenario(78)
-def test_a_lot_for_one_model_pays_only_its_lines(stage, wallet):
-    tenant = stage.tenant()
-    gift = wallet.granted(tenant, 10, kind="promotional", models=["large"])
-    wallet.spend(tenant, 6, base_model="small")
-    wallet.spend(tenant, 3, base_model="large")
-    closed = close(stage, tenant)
-    assert [(use.lot_id, use.amount_nanos) for use in closed.promotional] == [(gift, 3 * DOLLAR)]
-    assert closed.total_cents == 600
-
-
-@pytest.mark.scenario(76)
-def test_usage_of_before_a_lot_is_due_although_it_is_invoiced_after(stage, wallet):
-    tenant = stage.tenant()
-    begins = stage.now().replace(microsecond=0) - timedelta(hours=4)
-    paid = wallet.granted(tenant, 50, effective_from=begins)
-    wallet.spend(tenant, 6, at=begins - timedelta(milliseconds=1))
-    wallet.spend(tenant, 3, at=begins)
-    assert wallet.balance(tenant).uncovered_nanos == 6 * DOLLAR
-    closed = close(stage, tenant)
-    assert (closed.total_cents, closed.paid_cents) == (900, 300)
-    assert left(wallet, tenant) == {paid: 47 * DOLLAR}
-
-
 @pytest.mark.scenario(75)
 def test_late_usage_of_before_the_expiry_uses_the_lot_although_it_lapsed_and_its_period_is_closed(stage, wallet):
     tenant = stage.tenant()
@@ -150,13 +96,6 @@ def test_a_plan_writes_nothing_and_says_what_the_close_does(stage, wallet):
     assert close(stage, tenant).promotional == planned
 
 
-def test_a_tenant_without_credit_is_left_alone(stage, wallet):
-    tenant = stage.tenant()
-    wallet.spend(tenant, 3)
-    closed = close(stage, tenant)
-    assert (closed.promotional, closed.paid_cents, closed.total_cents) == ([], 0, 300)
-
-
 def test_a_close_uses_credit_and_leaves_the_rest_due(stage, wallet):
     tenant = stage.tenant()
     wallet.granted(tenant, 6)
@@ -170,12 +109,3 @@ def test_a_close_uses_credit_and_leaves_the_rest_due(stage, wallet):
     named = stage.rows("SELECT DISTINCT invoice_id FROM credit_entries WHERE kind = 'burn'")
     assert [each["invoice_id"] for each in named] == [invoice.id]
     wallet.check()
-
-
-def test_an_invoice_that_credit_pays_is_paid(stage, wallet):
-    tenant = stage.tenant()
-    wallet.granted(tenant, 6)
-    wallet.spend(tenant, 3)
-    (invoice,) = stage.close()
-    assert (invoice.total_cents, invoice.amount_due_cents, invoice.status) == (300, 0, "paid")
-    assert wallet.balance(tenant).balance_nanos == 3 * DOLLAR

@@ -8,9 +8,10 @@ from control_plane.database_roles import WEB
 from tests.fixtures.least_privilege import user_url
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
+def test_written_invoices_cannot_be_changed(stage):
+    stage.bill(stage.event(stage.tenant()))
+    stage.close()
+    for sql in (
         "UPDATE invoices SET total_cents = 0",
         "DELETE FROM invoices",
         "UPDATE invoice_lines SET amount_nanos = 0",
@@ -27,13 +28,9 @@ from tests.fixtures.least_privilege import user_url
         "DELETE FROM usage_records",
         "TRUNCATE usage_records",
         "TRUNCATE invoices CASCADE",
-    ],
-)
-def test_written_invoices_cannot_be_changed(stage, sql):
-    stage.bill(stage.event(stage.tenant()))
-    stage.close()
-    with pytest.raises(sa.exc.IntegrityError, match="refused"):
-        stage.change(sql)
+    ):
+        with pytest.raises(sa.exc.IntegrityError, match="refused"):
+            stage.change(sql)
 
 
 FURTHER_LINE = """
@@ -118,8 +115,7 @@ def test_two_invoices_of_a_tenant_cannot_cover_the_same_time(stage):
         )
 
 
-@pytest.mark.parametrize("table", ["price_versions", "plan_assignments"])
-def test_prices_and_plans_cannot_begin_in_the_past(stage, table):
+def test_prices_and_plans_cannot_begin_in_the_past(stage):
     tenant = stage.tenant()
     plan = stage.plan_of(tenant)
     statements = {
@@ -129,5 +125,9 @@ def test_prices_and_plans_cannot_begin_in_the_past(stage, table):
         ),
         "plan_assignments": "INSERT INTO plan_assignments VALUES (:tenant, now() - interval '1 s', :plan, now())",
     }
-    with pytest.raises(sa.exc.IntegrityError, match="in the past"):
-        stage.change(statements[table], plan=plan, tenant=tenant)
+    for table in (
+        "price_versions",
+        "plan_assignments",
+    ):
+        with pytest.raises(sa.exc.IntegrityError, match="in the past"):
+            stage.change(statements[table], plan=plan, tenant=tenant)

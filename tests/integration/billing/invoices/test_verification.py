@@ -50,11 +50,9 @@ def test_unchanged_documents_are_verified(stage, documents):
     ("place", "sql"),
     [
         (1, "UPDATE invoice_lines SET adapter_name = 'x' WHERE invoice_id = '{id}' AND position = 2"),
-        (1, "UPDATE invoices SET period_end = period_end + interval '1 microsecond' WHERE id = '{id}'"),
         (1, "DELETE FROM invoice_lines WHERE invoice_id = '{id}' AND position = 1"),
         (2, "UPDATE credit_notes SET reason = 'agreee' WHERE id = '{id}'"),
         (3, "UPDATE documents SET number = 9 WHERE document_id = '{id}'"),
-        (4, "UPDATE invoices SET seller = '{{}}' WHERE id = '{id}'"),
     ],
 )
 def test_a_changed_byte_names_its_document_and_all_that_follow(stage, documents, place, sql):

@@ -2,24 +2,21 @@
 
 import random
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 import msgspec
 import pytest
 
 from billing import ledger
-from billing.invoices import queries
 from billing.invoices.views import InvoiceView
 from billing.invoicing import closing
 from billing.ledger import AccountRef
-from billing.prices import price_book
-from billing.prices.card import PriceCard
 from billing.subscriptions.billed_until import advance_billed_until, lock_billed_until
 from core import clock
 from core.contracts.grants import Prices
 from core.db import unit_of_work
-from core.errors import InvalidRequest, NotFound
+from core.errors import InvalidRequest
 from core.money import cents_to_nanos, round_to_cents
 from core.struct_types import view_of
 from tests.conftest import wait_until
@@ -69,92 +66,6 @@ def test_an_invoice_lists_every_quantity_by_model_and_adds_up_to_the_records(sta
     assert balance(stage, AccountRef("rounding")) == records - cents_to_nanos(closed.total_cents)
 
 
-def test_every_tenant_gets_its_own_invoice_and_numbers_have_no_gaps(stage):
-    tenants = [stage.tenant() for _ in range(3)]
-    stage.bill(*(stage.event(tenant) for tenant in tenants))
-    first = stage.close()
-    stage.bill(stage.event(tenants[1]))
-    second = stage.close()
-    assert {invoice.tenant_id for invoice in first} == set(tenants)
-    assert [invoice.number for invoice in first + second] == [f"TNR-{number:06d}" for number in (1, 2, 3, 4)]
-
-
-def test_closing_again_without_new_usage_creates_no_invoice(stage):
-    stage.bill(stage.event(stage.tenant()))
-    assert len(stage.close()) == 1
-    assert stage.close() == []
-    assert stage.value("SELECT count(*) FROM invoices") == 1
-
-
-def test_late_usage_is_on_the_next_invoice(stage):
-    tenant = stage.tenant()
-    stage.bill(stage.event(tenant, settled_at_ms=stage.ago_ms(hours=2)))
-    (first,) = stage.close(stage.now() - timedelta(hours=1))
-    late = stage.event(tenant, settled_at_ms=stage.ago_ms(hours=3), input_tokens=7, cached_tokens=0)
-    stage.bill(late)
-    assert stage.close(first.period_end) == []  # a period has length: late usage waits for a later end
-    (second,) = stage.close()
-    assert second.period_start == first.period_end
-    assert stage.invoice(second.id).lines[0].quantity == 7
-    (line, *_) = stage.invoice(second.id).lines
-    assert line.late_for == datetime.fromtimestamp(late.settled_at_ms / 1000, UTC).replace(
-        day=1, hour=0, minute=0, second=0, microsecond=0
-    )
-
-
-def test_usage_at_the_very_end_of_a_period_belongs_to_the_next(stage):
-    tenant = stage.tenant()
-    until = datetime.fromtimestamp(stage.ago_ms(minutes=1) / 1000, UTC)
-    ms = int(until.timestamp() * 1000)
-    stage.bill(stage.event(tenant, settled_at_ms=ms - 1), stage.event(tenant, settled_at_ms=ms, output_tokens=3))
-    (first,) = stage.close(until)
-    (second,) = stage.close()
-    assert [line.quantity for line in stage.invoice(first.id).lines if line.kind == "output_tokens"] == [20]
-    assert [line.quantity for line in stage.invoice(second.id).lines if line.kind == "output_tokens"] == [3]
-
-
-def test_a_price_change_within_the_period_gives_one_line_per_price(stage):
-    tenant = stage.tenant(DEAR)
-    before = stage.event(tenant, settled_at_ms=stage.ago_ms(seconds=1))
-    stage.bill(before)
-    with unit_of_work(stage.engine) as session:
-        changed = price_book.add_version(
-            session, plan_id=stage.plan_of(tenant), card=PriceCard(**{**_fields(DEAR), "output_nanos": 1})
-        )
-    admitted_ms = int(changed.effective_from.timestamp() * 1000) + 1
-    after = stage.event(tenant, started_at_ms=admitted_ms, settled_at_ms=admitted_ms)
-    late = stage.event(tenant, settled_at_ms=stage.ago_ms(minutes=5))  # arrives late, is rated at the earlier prices
-    stage.bill(after, late)
-    stage.value("SELECT pg_sleep(0.005)")
-    (closed,) = stage.close()
-    lines = [line for line in stage.invoice(closed.id).lines if line.kind == "output_tokens"]
-    assert {(line.unit_price_nanos, line.quantity) for line in lines} == {(600_007, 40), (1, 20)}
-    assert len({line.price_version_id for line in lines}) == 2
-
-
-def _fields(prices: Prices) -> dict[str, int]:
-    return {name: getattr(prices, name) for name in prices.__struct_fields__}
-
-
-def test_usage_that_costs_nothing_is_still_on_an_invoice(stage):
-    free = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
-    tenant = stage.tenant(free)
-    stage.bill(stage.event(tenant))
-    (closed,) = stage.close()
-    assert (closed.total_cents, closed.amount_nanos) == (0, 0)
-    assert stage.reconcile().invoiced_tokens == 120
-
-
-def test_usage_without_any_quantity_waits_for_usage_that_has_some(stage):
-    tenant = stage.tenant()
-    nothing = {"input_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "kv_page_ms": 0}
-    stage.bill(stage.event(tenant, **nothing))
-    assert stage.close() == []
-    stage.bill(stage.event(tenant))
-    (closed,) = stage.close()
-    assert closed.period_start == stage.value("SELECT min(created_at) FROM plan_assignments")
-
-
 def test_a_period_cannot_end_in_the_future_or_without_an_offset(stage):
     with pytest.raises(InvalidRequest, match="in the future"):
         stage.close(stage.now() + timedelta(minutes=1))
@@ -162,24 +73,11 @@ def test_a_period_cannot_end_in_the_future_or_without_an_offset(stage):
         stage.close(datetime(2026, 1, 1))  # noqa: DTZ001 - naive on purpose
 
 
-@pytest.mark.scenario(102, 103)
-@pytest.mark.parametrize(("nanos", "total_cents"), [(5_100_000, 510), (4_900_000, 490)])
-def test_a_thousand_small_lines_are_rounded_once(stage, nanos, total_cents):
-    at = Prices(input_nanos=nanos, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
-    tenant = stage.tenant(at)
-    one_token = {"input_tokens": 1, "cached_tokens": 0, "output_tokens": 0, "kv_page_ms": 0}
-    stage.bill(*(stage.event(tenant, adapter_id=f"ad_{number:04d}", **one_token) for number in range(1_000)))
-    (closed,) = stage.close()
-    lines = stage.invoice(closed.id).lines
-    assert closed.total_cents == total_cents
-    assert [line.amount_cents for line in lines] == [1] * total_cents + [0] * (1_000 - total_cents)
-
-
 @pytest.mark.scenario(66)
 def test_the_order_and_the_batches_of_events_do_not_change_the_invoice(stage):
     begun = stage.now() - timedelta(hours=5)
     seen = []
-    for seed in range(3):
+    for seed in range(2):
         tenant = stage.tenant()
         events = [
             stage.event(
@@ -188,12 +86,12 @@ def test_the_order_and_the_batches_of_events_do_not_change_the_invoice(stage):
                 adapter_id=f"ad_{number % 7}" if number % 3 else None,
                 output_tokens=number,
             )
-            for number in range(1_000)
+            for number in range(300)
         ]
         order = random.Random(seed)
         order.shuffle(events)
         while events:
-            taken = order.randrange(1, 300)
+            taken = order.randrange(1, 100)
             stage.bill(*events[:taken])
             del events[:taken]
         invoice = closing.close_tenant(stage.engine, tenant, stage.now())
@@ -201,7 +99,7 @@ def test_the_order_and_the_batches_of_events_do_not_change_the_invoice(stage):
         version = lines[0].price_version_id
         seen.append([msgspec.json.encode(msgspec.structs.replace(line, id="", price_version_id="")) for line in lines])
         assert {line.price_version_id for line in lines} == {version}
-    assert seen[0] == seen[1] == seen[2]
+    assert seen[0] == seen[1]
 
 
 def test_a_period_inside_one_hour_counts_only_what_lies_in_it(stage):
@@ -287,22 +185,3 @@ def test_a_close_that_fails_leaves_no_trace(stage, monkeypatch):
     assert stage.value("SELECT count(*) FROM invoice_lines") == 0
     (closed,) = stage.close()
     assert closed.number == "TNR-000001"
-
-
-def test_a_tenant_sees_its_own_invoices_only(stage):
-    one, other = stage.tenant(), stage.tenant()
-    for _ in range(3):
-        stage.bill(stage.event(one), stage.event(other))
-        stage.close()
-    with unit_of_work(stage.engine) as session:
-        mine = queries.list_invoices(session, tenant_id=one, limit=10)
-        assert [invoice.tenant_id for invoice in mine] == [one] * 3
-        assert [invoice.period_end for invoice in mine] == sorted((i.period_end for i in mine), reverse=True)
-        everyones = queries.list_invoices(session, tenant_id=None, limit=10)
-        assert len(everyones) == 6
-        paged = queries.list_invoices(session, tenant_id=None, limit=4)
-        paged += queries.list_invoices(session, tenant_id=None, limit=4, after=paged[-1].id)
-        assert paged == everyones
-        for invoice_id, tenant_id in ((mine[0].id, other), ("inv_absent", None)):
-            with pytest.raises(NotFound):
-                queries.read_document(session, invoice_id, tenant_id=tenant_id)

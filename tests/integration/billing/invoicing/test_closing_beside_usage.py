@@ -3,21 +3,17 @@
 import random
 import secrets
 import threading
-import time
 from datetime import timedelta
 
 import msgspec
 import pytest
 
-from billing.invoices.verification import verify
 from billing.invoices.views import InvoiceView
 from billing.invoicing import closing
 from core import clock, db
-from core.db import unit_of_work
 from core.struct_types import view_of
-from tests.conftest import create_database, temporary_database, wait_until
+from tests.conftest import create_database, temporary_database
 from tests.integration.billing.conftest import Stage
-from tests.integration.billing.invoices.test_numbers import closer
 
 # The invoices whose period holds a record, of all its tenant's: by when it settled, or by where it is late for.
 PLACES = """
@@ -131,41 +127,3 @@ def test_the_same_usage_in_a_second_database_gives_byte_identical_invoices(stage
         del events[:taken]
     assert len(stage.close(until)) == len(other.close(until)) == len(tenants)
     assert printed(stage, tenants) == printed(other, tenants)
-
-
-def killed_closes(stage, copied, *, kills: int, tenants: int, seed: int) -> None:
-    """Close a copy with closers that are killed at random instants, and compare it with one that was left alone."""
-    ids = [stage.tenant() for _ in range(tenants)]
-    stage.bill(*(stage.event(tenant, output_tokens=100_000) for tenant in ids for _ in range(2)))
-    other, dsn = copied()
-    until, chance, died = stage.now(), random.Random(seed), 0
-    for _ in range(kills):
-        process = closer(dsn, until.isoformat())
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        made = other.value("SELECT count(*) FROM invoices")
-        goal = made + chance.randrange(1, 4)
-        wait_until(
-            lambda goal=goal, process=process: (
-                process.poll() is not None or other.value("SELECT count(*) FROM invoices") >= goal
-            ),
-            what="an invoice or the end of the close",
-        )
-        time.sleep(chance.random() / 100)  # somewhere within the next tenants
-        process.kill()
-        process.communicate()
-        died += process.returncode != 0
-    assert died == kills, "every closer died before it had closed all"
-    assert other.value("SELECT count(*) FROM invoices") < tenants
-    stage.close(until)
-    other.close(until)
-    assert printed(stage, ids) == printed(other, ids)
-    with unit_of_work(other.engine) as session:
-        assert verify(session).findings == []
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-@pytest.mark.scenario(164)
-def test_forty_closers_that_are_killed_leave_the_same_invoices_numbers_and_bytes(stage, copied):
-    killed_closes(stage, copied, kills=40, tenants=400, seed=2)

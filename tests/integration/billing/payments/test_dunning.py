@@ -160,10 +160,12 @@ def test_a_test_clock_moves_dunning_without_waiting(stage):
         assert stage.clock(session) < datetime.now(UTC) + timedelta(hours=1)  # real time moved 0
 
 
-@pytest.mark.parametrize("card", ["chargeDeclinedInsufficientFunds", "chargeDeclinedLostCard"])
-@pytest.mark.parametrize("day", [0, 7])
+@pytest.mark.parametrize(
+    ("card", "day"),
+    [("chargeDeclinedInsufficientFunds", 0), ("chargeDeclinedLostCard", 0), ("chargeDeclinedInsufficientFunds", 7)],
+)
 def test_a_card_that_is_saved_during_an_attempt_is_tried_at_once(stage, monkeypatch, card, day):
-    tenant = stage.tenant("chargeDeclinedInsufficientFunds" if day else card)
+    tenant = stage.tenant(card)
     if day:
         invoice = stage.invoice(tenant, 4_000)
         stage.work()

@@ -129,13 +129,3 @@ def test_a_worker_that_is_killed_while_it_creates_a_customer_creates_one(stage, 
         assert [each.id for each in customers if getattr(each.metadata, "tenora_id", None) == tenant] == [
             stage.customer(tenant)
         ]
-
-
-def test_many_kills_of_one_worker_after_the_other_end_with_everything_done_once(stage, workers):
-    tenant, invoice = queue_everything(stage)
-    kills = 0
-    while workers.work(kill_at=8 + 3 * kills) == -1:  # each reads what is done again before it gets further
-        kills += 1
-        assert kills < 60
-    assert kills >= 5
-    assert_done_once(stage, tenant, invoice)

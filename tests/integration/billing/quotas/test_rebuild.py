@@ -221,23 +221,6 @@ def test_the_worker_repairs_a_redis_that_lost_everything(stage, platform, postgr
         wait_until(lambda: platform.counts() == before, timeout_s=30, what="the counts")
 
 
-def test_a_worker_started_after_redis_lost_everything_repairs_it(
-    stage, platform, postgres_settings, redis_settings, tmp_path
-):
-    tenant_id = platform.tenant()
-    platform.publish()
-    platform.serve(*[tenant_id] * 3)
-    stage.drain()
-    before = platform.counts()
-    stage.redis.flushall()
-    stage.stream.ensure_group()  # another process's start
-    platform.publish()
-    env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
-    with worker(env | {"TENORA_BILLING_QUOTA_REPAIR_S": "1"}, tmp_path / "log"):
-        wait_until(lambda: platform.counts() == before, timeout_s=30, what="the counts")
-        wait_until(lambda: stage.redis.exists(redis_keys.QUOTAS_REBUILT), what="the mark")
-
-
 def test_an_empty_ledger_leaves_nothing_to_rebuild(stage):
     assert not rebuild.is_due(stage.engine, stage.redis)
     assert stage.redis.exists(redis_keys.QUOTAS_REBUILT)

@@ -104,9 +104,11 @@ def test_a_changed_record_differs_from_its_sums_and_from_its_transfer(ledger, re
     assert len(found(reconciled)) == 4, "what a full run found stands in the next run"
 
 
-@pytest.mark.parametrize(
-    ("table", "first", "second"),
-    [
+def test_a_sum_that_is_too_high_does_not_hide_another_that_is_too_low(ledger, reconciled):
+    tenant = ledger.tenant()
+    ledger.bill(ledger.event(tenant))
+    changed = set()
+    for table, first, second in (
         ("usage_hours", "input_tokens", "output_tokens"),
         ("usage_hours", "input_nanos", "cached_input_nanos"),
         ("usage_days", "cached_tokens", "input_tokens"),
@@ -114,16 +116,11 @@ def test_a_changed_record_differs_from_its_sums_and_from_its_transfer(ledger, re
         ("usage_months key_1", "input_tokens", "output_tokens"),
         ("usage_months key_1", "cached_tokens", "amount_nanos"),
         ("usage_replica_hours", "kv_page_ms", "output_tokens"),
-    ],
-)
-def test_a_sum_that_is_too_high_does_not_hide_another_that_is_too_low(ledger, reconciled, table, first, second):
-    tenant = ledger.tenant()
-    ledger.bill(ledger.event(tenant))
-    ledger.change(
-        f"UPDATE {table.split()[0]} SET {first} = {first} + 3, {second} = {second} - 3 WHERE tenant_id = :t", t=tenant
-    )
-    differences = {(kind, subject, off) for kind, subject, _, off in found(reconciled, full=True)}
-    assert differences >= {("sums_records", f"{table}: {first}", -3), ("sums_records", f"{table}: {second}", 3)}
+    ):
+        up, down = f"{first} = {first} + 3", f"{second} = {second} - 3"
+        ledger.change(f"UPDATE {table.split()[0]} SET {up}, {down} WHERE tenant_id = :t", t=tenant)
+        changed |= {("sums_records", f"{table}: {first}", -3), ("sums_records", f"{table}: {second}", 3)}
+    assert {(kind, subject, off) for kind, subject, _, off in found(reconciled, full=True)} >= changed
 
 
 def test_months_hold_what_tiers_changed_in_them(stage, reconciled):
@@ -151,8 +148,6 @@ def test_a_changed_invoice_differs_from_its_lines_and_its_transfer(ledger, recon
 @pytest.mark.parametrize(
     ("kind", "words", "unit", "less"),
     [
-        ("uncached_input_tokens", "uncached input tokens", "token", 150),
-        ("cached_input_tokens", "cached input tokens", "token", 75),
         ("output_tokens", "output tokens", "token", 600),
         ("kv_page_seconds", "kv page seconds", "page_millisecond", 1_000),
     ],

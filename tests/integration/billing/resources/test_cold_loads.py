@@ -23,7 +23,7 @@ def test_each_replica_that_had_to_download_a_revision_is_one_load(resources, ten
     assert resources.units("cold_loads") == {(tenant, resources.hour): 3}
 
 
-@pytest.mark.parametrize("first", ["disk", "memory", "slot", None])
+@pytest.mark.parametrize("first", ["disk", None])
 def test_a_load_that_a_prefetch_did_is_none_also_after_our_eviction(resources, tenant, first):
     resources.serve(tenant, "ad_1", first, at=resources.hour)
     resources.serve(tenant, "ad_1", "store", at=resources.hour + MINUTE)

@@ -190,14 +190,6 @@ def test_an_hour_costs_what_was_in_force_at_its_start(resources):
     ]  # fmt: skip
 
 
-def test_what_has_no_price_is_metered_and_not_charged(resources):
-    tenant = resources.tenant(FREE)
-    resources.revision(tenant, resources.adapter(tenant), GB, ready_at=resources.hour)
-    resources.meter()
-    assert len(resources.units("adapter_storage")) == 4
-    assert close_tenant(resources.engine, tenant, resources.stage.now()) is None
-
-
 def test_a_revision_of_unknown_size_is_not_charged(resources):
     tenant = resources.tenant()
     resources.revision(tenant, resources.adapter(tenant), None, ready_at=resources.hour)

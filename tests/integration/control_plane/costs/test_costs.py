@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from billing.costs.hours import allocate_due
-from billing.costs.rates import MS_PER_HOUR
 from billing.costs.settings import CostSettings
 from billing.costs.window_reader import store
 from billing.settings import BillingSettings
@@ -77,15 +76,9 @@ def test_rates_and_outside_prices_are_added_once_and_listed(api):
 @pytest.mark.parametrize(
     ("table", "change"),
     [
-        ("rates", {"nanos_per_hour": -1}),
         ("rates", {"nanos_per_hour": 1.5}),
         ("rates", {"effective_from": "2026-01-01T00:00:00"}),
-        ("rates", {"rank_max": 0}),
-        ("rates", {"base_model": ""}),
-        ("outside-prices", {"currency": "USD"}),
         ("outside-prices", {"as_of": "2026-02-30"}),
-        ("outside-prices", {"input_nanos_per_mtok": "free"}),
-        ("outside-prices", {"source": ""}),
     ],
 )
 def test_impossible_rates_and_prices_are_refused_and_nothing_is_written(api, table, change):
@@ -93,11 +86,6 @@ def test_impossible_rates_and_prices_are_refused_and_nothing_is_written(api, tab
     assert refused.status_code == 400, refused.text
     assert next(iter(change)) in refused.text
     assert api.admin.get(f"/api/v1/admin/costs/{table}").json()["data"] == []
-
-
-def test_a_rate_in_time_that_is_shared_out_is_refused(api, idle_minute):
-    refused = add(api, "rates", RATE | {"effective_from": (HOUR + timedelta(minutes=1)).isoformat()})
-    assert (refused.status_code, refused.json()["code"]) == (409, "rate_in_allocated_time")
 
 
 def test_the_report_adds_up_and_says_what_is_missing(api, idle_minute):
@@ -173,18 +161,6 @@ def test_the_focus_file_names_the_operator_as_its_issuer(api, engine, idle_minut
     with unit_of_work(engine) as session:
         profiles.set_seller(session, Seller(legal_name="Ada's Models Ltd"))
     assert issuer() == "Ada's Models Ltd"
-
-
-@pytest.mark.parametrize("path", ["", "/focus.csv"])
-def test_a_part_of_an_hour_is_refused(api, path):
-    half = {"start": (HOUR + timedelta(milliseconds=MS_PER_HOUR // 2)).isoformat(), "end": PERIOD["end"]}
-    refused = api.admin.get(f"/api/v1/admin/costs{path}", params=half)
-    assert (refused.status_code, refused.json()["param"]) == (400, "start")
-
-
-@pytest.mark.parametrize("path", ["", "/focus.csv", "/functions", "/rates", "/outside-prices"])
-def test_tenants_see_no_costs(api, path):
-    assert api.tenant().http.get(f"/api/v1/admin/costs{path}").status_code == 403
 
 
 def test_functions_are_listed(api):

@@ -117,34 +117,6 @@ def test_what_cannot_be_corrected_is_refused_with_code_field_and_fix(desk):
     assert (unknown.status_code, unknown.json()["code"]) == (404, "invoice_not_found")
 
 
-@pytest.mark.scenario(120)
-def test_a_paid_invoice_is_not_voided_a_void_one_not_credited_and_its_money_is_kept(desk):
-    reason = {"reason": "wrong tenant"}
-    paid, void = desk.invoice(100), desk.invoice(200)
-    desk.act(paid, "payments", {"amount_cents": 10_000, "reference": "bank-1"}).raise_for_status()
-    desk.act(void, "void", reason).raise_for_status()
-    before = [desk.admin.get(f"/api/v1/admin/invoices/{each['id']}").json() for each in (paid, void)]
-    line = {"line_id": before[1]["lines"][0]["id"], "to": "refund"}
-    for invoice, act, body, code, fix in (
-        (paid, "void", reason, "invoice_not_open", "Issue a credit note"),
-        (paid, "write-off", reason, "invoice_not_open", "Issue a credit note"),
-        (void, "void", reason, "invoice_not_open", "Nothing is collected for it"),
-        (void, "write-off", reason, "invoice_not_open", "Nothing is collected for it"),
-        (void, "credit-notes", reason | {"amount_cents": 1}, "invoice_void", "Credit the invoice that replaces it"),
-        (void, "credit-notes", reason | line, "invoice_void", "Credit the invoice that replaces it"),
-    ):
-        refused = desk.act(invoice, act, body)
-        assert (refused.status_code, refused.json()["code"], refused.json()["param"]) == (409, code, "invoice_id"), act
-        assert invoice["id"] in refused.json()["detail"]
-        assert fix in refused.json()["detail"]
-    assert [desk.admin.get(f"/api/v1/admin/invoices/{each['id']}").json() for each in (paid, void)] == before
-    kept = desk.act(void, "payments", {"amount_cents": 20_000, "reference": "bank-2"}).raise_for_status().json()
-    assert (kept["status"], kept["paid_cents"]) == ("void", 0)
-    shown = desk.admin.get(f"/api/v1/admin/invoices/{void['id']}").json()
-    assert [(each["amount_cents"], each["surplus_cents"]) for each in shown["payments"]] == [(0, 20_000)], "flagged"
-    assert desk.tenant.http.get("/api/v1/customer-balance").json()["balance_cents"] == 20_000
-
-
 @pytest.mark.scenario(122)
 def test_an_overpayment_is_the_tenants_balance_and_pays_the_next_invoice(desk):
     invoice = desk.invoice(10)

@@ -97,22 +97,7 @@ def test_an_email_address_is_active_only_after_its_code(tenant):
 
 @pytest.mark.parametrize(
     ("body", "expected"),
-    [
-        ({"kind": "webhook", "address": "ftp://example.com/"}, (400, "invalid_webhook_address", "address")),
-        ({"kind": "webhook", "address": "https://u:p@example.com/"}, (400, "invalid_webhook_address", "address")),
-        ({"kind": "webhook", "address": "https://a.invalid/"}, (422, "webhook_host_not_found", "address")),
-        ({"kind": "webhook", "address": "https://169.254.169.254/"}, (422, "webhook_address_not_public", "address")),
-        ({"kind": "webhook", "address": "https://10.0.0.1/"}, (422, "webhook_address_not_public", "address")),
-        ({"kind": "email", "address": "a@example.com\r\nBcc: b@x.de"}, (400, "invalid_email_address", "address")),
-        ({"kind": "email", "address": "Owner <a@example.com>"}, (400, "invalid_email_address", "address")),
-        ({"kind": "sms", "address": "+4912345"}, (400, "invalid_value", "kind")),
-        (HOOK | {"event_types": ["spend"]}, (400, "invalid_value", "event_types[0]")),
-        (HOOK | {"event_types": ["endpoint.test"]}, (400, "invalid_value", "event_types[0]")),
-        (HOOK | {"secret": "mine"}, (400, "unknown_field", "secret")),
-        ({"kind": "webhook"}, (400, "missing_field", "address")),
-        ({"kind": "webhook", "address": ""}, (400, "invalid_value", "address")),
-        ({"kind": "webhook", "address": "https://" + "a" * 3000}, (400, "invalid_value", "address")),
-    ],
+    [({"kind": "webhook", "address": "ftp://example.com/"}, (400, "invalid_webhook_address", "address")), ({"kind": "webhook", "address": "https://a.invalid/"}, (422, "webhook_host_not_found", "address")), ({"kind": "webhook", "address": "https://169.254.169.254/"}, (422, "webhook_address_not_public", "address")), ({"kind": "email", "address": "a@example.com\r\nBcc: b@x.de"}, (400, "invalid_email_address", "address")), (HOOK | {"event_types": ["endpoint.test"]}, (400, "invalid_value", "event_types[0]"))],
 )  # fmt: skip
 def test_a_bad_endpoint_is_refused_with_its_field_and_leaves_nothing(tenant, engine, body, expected):
     assert problem(tenant.http.post(PATH, json=body)) == expected
@@ -262,14 +247,14 @@ def test_deliveries_come_in_pages_and_by_state(tenant):
     assert problem(tenant.http.get(path, params={"delivery_state": "lost"}))[:2] == (400, "invalid_request")
 
 
-@pytest.mark.parametrize("since", ["yesterday", "2026-01-01T00:00:00", 5, None])
-def test_a_replay_needs_an_instant_with_an_offset(tenant, since):
+def test_a_replay_needs_an_instant_with_an_offset(tenant):
     endpoint = created(tenant, **HOOK)["id"]
-    assert problem(tenant.http.post(f"{PATH}/{endpoint}/replay", json={"since": since}))[::2] == (400, "since")
+    for since in ("yesterday", "2026-01-01T00:00:00", 5, None):
+        assert problem(tenant.http.post(f"{PATH}/{endpoint}/replay", json={"since": since}))[::2] == (400, "since")
 
 
-@pytest.mark.parametrize("field", ["address", "kind", "id"])
-def test_what_an_endpoint_is_cannot_be_changed(tenant, field):
+def test_what_an_endpoint_is_cannot_be_changed(tenant):
     endpoint = created(tenant, **HOOK)["id"]
-    answer = tenant.http.patch(f"{PATH}/{endpoint}", json={field: "x"})
-    assert problem(answer) == (400, "unknown_field", field)
+    for field in ("address", "kind", "id"):
+        answer = tenant.http.patch(f"{PATH}/{endpoint}", json={field: "x"})
+        assert problem(answer) == (400, "unknown_field", field)

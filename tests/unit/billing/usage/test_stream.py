@@ -44,6 +44,7 @@ def test_any_bytes_give_an_event_or_a_refusal(payload):
         ({"request_id": ""}, "request_id"),
         ({"input_tokens": -1}, "input_tokens"),
         ({"cached_tokens": 11}, "cached_tokens"),
+        ({"aborted_prefill_tokens": 11}, "aborted_prefill_tokens"),
         ({"output_tokens": 10**12}, "output_tokens"),
         ({"kv_page_ms": -5}, "kv_page_ms"),
         ({"settled_at_ms": 10**15}, "settled_at_ms"),
