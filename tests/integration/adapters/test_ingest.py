@@ -1,6 +1,5 @@
 """From presigned PUTs to a stored revision, on the real S3 server and with the real confined child."""
 
-import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +9,6 @@ from adapters.manifest import sha256_of
 from adapters.object_store.revision_store import RevisionStore, revision_prefix
 from adapters.object_store.s3 import Bucket
 from adapters.settings import StoreSettings, UploadSettings
-from adapters.validation.bounds import UploadLimits
 from core.errors import Unavailable
 from tests.fixtures.uploads.peft_adapters import tiny_base, write_adapter
 from tests.integration.adapters.conftest import ingested, upload
@@ -88,11 +86,10 @@ def test_a_file_with_other_content_than_declared_is_refused(store, folder):
     assert codes(verdict) == [("checksum_mismatch", "adapter_model.safetensors")]
 
 
-@pytest.mark.parametrize("difference", [-1, 1])
-def test_a_file_of_another_size_than_declared_is_refused(store, folder, difference):
+def test_a_file_of_another_size_than_declared_is_refused(store, folder):
     files = upload(store, "rev_1", folder)
     wrong = [
-        DeclaredFile(path=file.path, size_bytes=file.size_bytes + difference, sha256=file.sha256)
+        DeclaredFile(path=file.path, size_bytes=file.size_bytes + 1, sha256=file.sha256)
         if file.path == "adapter_config.json"
         else file
         for file in files
@@ -100,55 +97,13 @@ def test_a_file_of_another_size_than_declared_is_refused(store, folder, differen
     assert codes(ingested(store, "rev_1", wrong)) == [("checksum_mismatch", "adapter_config.json")]
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (
-            {"r": 128},
-            "rank_too_large",
-            'adapter_config.json: r is 128; plan "starter" allows 64: train with r at most 64',
-        ),
-        ({"base_model_name_or_path": "other-7b"}, "base_model_mismatch", "other-7b"),
-        ({"scale": float("nan")}, "weights_not_finite", "lora_A.weight holds NaN"),
-        ({"use_dora": True}, "adapter_type_not_supported", "use_dora"),
-    ],
-)
-def test_a_bad_adapter_is_refused_with_its_report_and_nothing_is_stored(
-    store, tmp_path, settings, options, code, message
-):
-    folder = write_adapter(tmp_path / "bad", tiny_base(), **options)
+def test_a_bad_adapter_is_refused_with_its_report_and_nothing_is_stored(store, tmp_path, settings):
+    folder = write_adapter(tmp_path / "bad", tiny_base(), r=128)
     verdict = ingested(store, "rev_1", upload(store, "rev_1", folder), settings=settings)
-    assert verdict.problems[0].code == code
-    assert message in verdict.problems[0].message
+    assert [problem.code for problem in verdict.problems] == ["rank_too_large"]
     assert verdict.digest is None
     assert "Contents" not in store.bucket.client.list_objects_v2(Bucket=store.bucket.name, Prefix="adapters/")
     assert not any((tmp_path / "work").iterdir())
-
-
-def test_names_are_checked_before_anything_is_downloaded(s3_settings, store):
-    nowhere = RevisionStore(
-        Bucket(s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"}), StoreSettings())
-    )
-    sha256 = hashlib.sha256(b"").hexdigest()
-    names = ["adapter_config.json", "adapter_model.safetensors", "../../etc/passwd", "adapter_model.bin"]
-    files = [DeclaredFile(path=name, size_bytes=1, sha256=sha256) for name in names]
-    assert codes(ingested(nowhere, "rev_1", files)) == [
-        ("file_not_allowed", "../../etc/passwd"),
-        ("format_not_allowed", "adapter_model.bin"),
-    ]
-
-
-def test_an_upload_above_the_plan_is_refused_before_anything_is_downloaded(store, folder):
-    limits = UploadLimits(plan_name="starter", rank_max=64, bytes_max=100)
-    files = upload(store, "rev_1", folder)
-    assert codes(ingested(store, "rev_1", files, limits=limits)) == [("upload_too_large", None)]
-
-
-def test_files_left_by_training_are_skipped_with_a_note(store, folder):
-    (folder / "README.md").write_text("# my adapter")
-    verdict = ingested(store, "rev_1", upload(store, "rev_1", folder))
-    assert verdict.accepted
-    assert verdict.notes == ("README.md was passed over: it is no part of an adapter",)
 
 
 def test_an_unreachable_store_gives_no_verdict(s3_settings, folder):

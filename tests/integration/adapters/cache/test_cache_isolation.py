@@ -83,15 +83,6 @@ async def test_fifty_stalled_adapters_of_one_tenant_do_not_delay_another(open_ca
     assert max(beside) < max(alone) + 1
 
 
-async def test_stalled_downloads_of_many_tenants_lend_their_slots(open_cache, faulty):
-    cache = open_cache(cache_downloads_max=2, cache_tenant_downloads_max=1, cache_stalled_downloads_max=20)
-    stall(faulty, DIGESTS[:10])
-    async with contextlib.AsyncExitStack() as all_of_them:
-        for number, digest in enumerate(DIGESTS[:10]):
-            await all_of_them.enter_async_context(waiting(cache, [digest], f"slow {number}"))
-        assert max(await seconds_for(cache, DIGESTS[10:12], "b")) < 10, "stalls end after 20 s at the earliest"
-
-
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(cut_after=10), Fault(garble=True)])
 async def test_a_broken_object_fails_no_other_download(open_cache, faulty, fault):
     cache = open_cache()
@@ -106,22 +97,6 @@ async def test_a_broken_object_fails_no_other_download(open_cache, faulty, fault
         assert results[2].is_dir()
         cache.release(DIGESTS[1])
         await cache.evict(DIGESTS[1])
-
-
-async def test_downloads_alternate_between_tenants(open_cache, faulty):
-    cache = open_cache(cache_downloads_max=1, cache_tenant_downloads_max=1)
-    order: list[str] = []
-
-    async def fetch(digest, tenant):
-        await cache.fetch(digest, tenant=tenant)
-        order.append(tenant)
-
-    await asyncio.gather(
-        *(fetch(digest, "a") for digest in DIGESTS[:6]), *(fetch(digest, "b") for digest in DIGESTS[6:8])
-    )
-    assert "bb" not in "".join(order)
-    assert order.index("b") <= 2
-    assert len(order) - order[::-1].index("b") <= 5, "each of b's waited for one or two of a's"
 
 
 async def test_a_caller_past_its_deadline_gets_a_retry_time_and_then_the_adapter(open_cache, faulty):
@@ -148,17 +123,6 @@ async def test_a_download_without_waiting_callers_is_kept_but_not_leased(open_ca
     await asyncio.to_thread(wait_until, (tmp_path / "cache" / DIGESTS[0]).is_dir)
     await asyncio.to_thread(wait_until, lambda: not cache._disk.leases.holders(DIGESTS[0]))
     assert await cache.digests() == {DIGESTS[0]}
-
-
-async def test_callers_above_a_tenants_limit_are_refused_at_once_and_no_other_tenants(open_cache, faulty):
-    cache = open_cache(cache_tenant_downloads_max=1, cache_tenant_waiting_max=3)
-    stall(faulty, DIGESTS[:10])
-    async with waiting(cache, DIGESTS[:4], "a"):
-        await asyncio.sleep(0.5)
-        with pytest.raises(AdapterStillLoading, match="3 adapters of this tenant") as refused:
-            await asyncio.wait_for(cache.fetch(DIGESTS[5], tenant="a"), 5)
-        assert refused.value.retry_after_s >= 1
-        await seconds_for(cache, DIGESTS[50:51], "b")
 
 
 async def test_another_tenant_that_wants_the_same_adapter_does_not_wait_in_the_first_tenants_queue(open_cache, faulty):

@@ -43,18 +43,6 @@ def test_parts_sent_in_any_order_become_one_object(uploads, store, tmp_path):
     assert (tmp_path / "x").read_bytes() == BODY
 
 
-def test_missing_parts_are_listed_and_can_be_sent_later(uploads):
-    upload_id = uploads.open_multipart(KEY)
-    for part in (PARTS[0], PARTS[2]):
-        send(uploads, upload_id, part)
-    there = uploads.list_parts(KEY, upload_id)
-    assert {number: part.size_bytes for number, part in there.items()} == {1: PART_BYTES_MIN, 3: 1000}
-    assert uploads.complete_multipart(KEY, upload_id, PARTS) == [2]
-    assert send(uploads, upload_id, PARTS[1]) == 200
-    assert uploads.complete_multipart(KEY, upload_id, PARTS) == []
-    assert uploads.head(KEY) == len(BODY)
-
-
 def test_completing_is_idempotent_and_invalidates_the_urls(uploads):
     upload_id = uploads.open_multipart(KEY)
     assert [send(uploads, upload_id, part) for part in PARTS] == [200, 200, 200]

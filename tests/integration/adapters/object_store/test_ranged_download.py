@@ -74,8 +74,16 @@ def test_a_large_object_is_read_in_parallel_ranges_and_a_small_one_at_once(fault
     assert faulty.requests[-1] == ("small", 0, 1000)
 
 
-@pytest.mark.parametrize("key", ["large", "small"])
-@pytest.mark.parametrize("fault", [{"stall_after": 600}, {"cut_after": 600}, {"stall_after": -1}, {"stall_after": 0}])
+@pytest.mark.parametrize(
+    ("key", "fault"),
+    [
+        ("large", {"stall_after": 600}),
+        ("large", {"cut_after": 600}),
+        ("small", {"cut_after": 600}),
+        ("small", {"stall_after": -1}),
+        ("large", {"stall_after": 0}),
+    ],
+)
 def test_an_interrupted_range_resumes_at_its_byte(faulty, fetch, patient, key, fault):
     faulty.faults[key] = [Fault(**fault, times=2)]
     content = faulty.objects[key]
@@ -115,7 +123,7 @@ def test_a_garbled_object_is_reported_as_damaged(faulty, fetch):
         fetch()
 
 
-@pytest.mark.parametrize("other", [CONTENT[:-1], CONTENT + b"x", CONTENT[: 2 * PART], b"x"])
+@pytest.mark.parametrize("other", [CONTENT[:-1], CONTENT + b"x"])
 def test_an_object_of_another_size_is_reported_as_damaged(faulty, fetch, other):
     faulty.objects["large"] = other
     with pytest.raises((ObjectDamaged, StoreUnavailable)) as failed:

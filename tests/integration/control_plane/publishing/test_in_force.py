@@ -20,7 +20,7 @@ from tests.fixtures.control_plane.two_gateways import AMPLE, Platform, two_gatew
 from tests.fixtures.gateway.tiny_tokenizer import tiny_route
 
 BASE = tiny_route().id
-ROUNDS = [10, pytest.param(200, marks=pytest.mark.soak)]
+ROUNDS = [3, pytest.param(200, marks=pytest.mark.soak)]
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ EVERY_KIND = (change_keys_limits_aliases_and_status, change_plans_and_tenants, c
 @pytest.mark.parametrize(
     ("kinds", "rounds"),
     [
-        pytest.param(EVERY_KIND, 5, id="every kind"),
+        pytest.param(EVERY_KIND, 2, id="every kind"),
         *(pytest.param((kind,), 200, id=kind.__name__, marks=pytest.mark.soak) for kind in EVERY_KIND),
     ],
 )

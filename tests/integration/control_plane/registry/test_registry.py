@@ -197,32 +197,21 @@ def test_a_base_model_cannot_take_the_name_of_an_adapter(api, base):
     assert (response.status_code, response.json()["code"]) == (409, "name_taken")
 
 
-@pytest.mark.parametrize(
-    ("files", "status", "code", "param"),
-    [
+def test_an_announcement_is_refused_before_a_byte_is_sent(api, base):
+    """Which files are refused is tested beside the rules and, item by item, with the corpus of uploads."""
+    tenant = api.tenant()
+    tenant.adapter("router", base)
+    for files, status, code, param in (
         ([WEIGHTS], 400, "file_missing", "adapter_config.json"),
-        ([CONFIG], 400, "file_missing", "adapter_model.safetensors"),
-        ([CONFIG, WEIGHTS, WEIGHTS], 400, "file_not_allowed", "adapter_model.safetensors"),
-        ([CONFIG, WEIGHTS, WEIGHTS | {"path": "adapter_model.bin"}], 415, "format_not_allowed", "adapter_model.bin"),
-        ([CONFIG, WEIGHTS, WEIGHTS | {"path": "a.zip"}], 415, "archive_not_allowed", "a.zip"),
-        ([CONFIG, WEIGHTS, WEIGHTS | {"path": "run.py"}], 400, "file_not_allowed", "run.py"),
-        ([CONFIG, WEIGHTS, WEIGHTS | {"path": "../x.md"}], 400, "file_not_allowed", "../x.md"),
-        ([CONFIG, WEIGHTS, WEIGHTS | {"path": "a/b.md"}], 400, "file_not_allowed", "a/b.md"),
         ([CONFIG, WEIGHTS | {"size_bytes": 6_000_000}], 413, "upload_too_large", "files"),
-        ([CONFIG | {"size_bytes": 0}, WEIGHTS], 400, "file_empty", "adapter_config.json"),
-        ([CONFIG | {"size_bytes": -1}, WEIGHTS], 400, "invalid_value", "files[0].size_bytes"),
         ([CONFIG | {"sha256": "ABC"}, WEIGHTS], 400, "invalid_value", "files[0].sha256"),
         ([CONFIG | {"url": "http://x"}, WEIGHTS], 400, "unknown_field", "files[0].url"),
         ([], 400, "invalid_value", "files"),
         ([CONFIG, WEIGHTS, *({**CONFIG, "path": f"{n}.md"} for n in range(20))], 400, "invalid_value", "files"),
-    ],
-)
-def test_an_announcement_is_refused_before_a_byte_is_sent(api, base, files, status, code, param):
-    tenant = api.tenant()
-    tenant.adapter("router", base)
-    response = tenant.http.post("/api/v1/adapters/router/revisions", json={"files": files})
-    problem = response.json()
-    assert (response.status_code, problem["code"], problem.get("param")) == (status, code, param), response.text
+    ):
+        response = tenant.http.post("/api/v1/adapters/router/revisions", json={"files": files})
+        problem = response.json()
+        assert (response.status_code, problem["code"], problem.get("param")) == (status, code, param), response.text
     assert tenant.http.get("/api/v1/adapters/router/revisions").json()["data"] == []
 
 

@@ -54,8 +54,9 @@ def rest(connection: socket.socket) -> bytes:
     return received
 
 
-@pytest.mark.parametrize("piece", [b"y" * 65_536, b"y\r\nx: " * 10_000], ids=["one", "many"])
-@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize(
+    ("piece", "keyed"), [(b"y" * 65_536, False), (b"y\r\nx: " * 10_000, True)], ids=["one", "many"]
+)
 def test_long_trailers_end_the_connection(stack, tenant, piece, keyed):
     tenant.sdk()
     head = head_of(tenant) if keyed else b"GET /healthz HTTP/1.1\r\nhost: x\r\n"

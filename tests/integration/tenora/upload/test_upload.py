@@ -129,22 +129,6 @@ def test_adapters_are_listed_with_whole_ids_on_a_narrow_terminal(judging, judged
     assert (asked.exit_code, "no API key" in asked.output, "Delete bot" in asked.output) == (1, True, False)
 
 
-def test_an_interrupted_upload_goes_on_with_what_is_missing(api, tenant, folder):
-    announced, sizes = [], []
-    uploader = Uploader(api.url, tenant.key, UploadProgress(sending=sizes.append))
-    found = read_folder(folder)
-    uploader.ensure_adapter("bot", wanted=BASE.id, named=None)
-    announced.append(uploader._announce(found, "bot"))
-    parts = parts_of(folder, announced[0]["uploads"])
-    assert len(parts) >= 3
-    send(parts[:2], lambda _: None)  # and then the process dies
-    done = tenora_upload(api, tenant, folder, "--timeout-s", "0")
-    assert (done.exit_code, "validation did not finish within 0 s" in done.output) == (1, True)
-    (revision,) = tenant.http.get("/api/v1/adapters/bot/revisions").json()["data"]
-    assert (revision["id"], revision["status"]) == (announced[0]["id"], "validating")
-    uploader.close()
-
-
 def test_only_what_is_missing_is_sent_again(api, tenant, folder):
     sizes, sent = [], []
     uploader = Uploader(api.url, tenant.key, UploadProgress(sending=sizes.append, sent=sent.append))

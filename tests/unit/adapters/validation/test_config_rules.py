@@ -56,18 +56,9 @@ def test_every_plain_lora_config_written_by_peft_is_accepted():
         assert found.rank == found.alpha == 8
 
 
-def test_the_class_that_peft_writes_without_a_task_type_is_accepted_and_other_code_is_not():
+def test_the_class_that_peft_writes_without_a_task_type_is_accepted():
     library = "transformers.models.llama.modeling_llama"
     assert changed(auto_mapping={"base_model_class": "LlamaForCausalLM", "parent_library": library})[0]
-    for mapping in ({"base_model_class": "X", "parent_library": "os"}, {"parent_library": library, "x": 1}, "x", {}):
-        (problem,) = changed(auto_mapping=mapping)[1].problems
-        assert (problem.code, problem.where) == ("config_field_not_allowed", "auto_mapping")
-
-
-def test_a_rank_above_the_plan_is_refused_with_both_numbers():
-    (problem,) = changed(r=128)[1].problems
-    assert problem.code == "rank_too_large"
-    assert problem.message == 'adapter_config.json: r is 128; plan "starter" allows 64: train with r at most 64'
 
 
 def test_a_rank_above_what_replicas_serve_is_refused_whatever_the_plan_allows():
@@ -105,23 +96,6 @@ def test_modules_may_have_ranks_and_alphas_of_their_own():
     assert found.alpha_of("model.layers.0.self_attn.q_proj") == 32
     assert found.alpha_of("model.layers.0.self_attn.k_proj") == 16
     assert found.scaling_of("model.layers.0.self_attn.q_proj", 4) == 8
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [{"q_proj": 0}, {"q_proj": "8"}, {"q_proj": True}, {"q_proj": None}, [1], "x", 3, {"a" * 600: 4},
-     {f"q{number}": 4 for number in range(5000)}],
-)  # fmt: skip
-@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern"])
-def test_patterns_with_impossible_values_are_refused(field, pattern):
-    (problem,) = changed(**{field: pattern})[1].problems
-    assert (problem.code, problem.where) == ("config_invalid", field)
-
-
-def test_an_alpha_for_a_pattern_is_refused_with_the_fix():
-    (problem,) = changed(alpha_pattern={r"layers\.[01]\..*": 4})[1].problems
-    assert problem.code == "config_invalid"
-    assert "write literal module names" in problem.message
 
 
 @pytest.mark.parametrize("name", [BASE.id, BASE.hub_name, BASE.hub_name.upper()])

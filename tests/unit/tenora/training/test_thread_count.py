@@ -51,18 +51,6 @@ def test_the_pause_between_trials_doubles_as_long_as_they_confirm_the_count():
     assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [28, 53, 103]
 
 
-def test_a_trial_that_chooses_another_count_shortens_the_pause_again():
-    counts = run(ThreadCount([1, 2]), 300, lambda step: IDLE if step < 150 else ONE_CORE_BUSY)
-    left = next(step for step in range(150, 300) if counts[step] == 1)
-    assert 2 in counts[left + 20 : left + 40]
-
-
-def test_a_core_that_gets_busy_is_left_within_a_few_steps():
-    counts = run(ThreadCount([1, 2]), 40, lambda step: IDLE if step < 10 else ONE_CORE_BUSY)
-    assert counts[9] == 2
-    assert counts[10:].count(2) <= 3 + 2 + 2  # until it is noticed, the trial after that, and the next trial
-
-
 def test_a_core_that_becomes_free_is_used_again():
     counts = run(ThreadCount([1, 2]), 80, lambda step: ONE_CORE_BUSY if step < 10 else IDLE)
     assert counts[35:].count(1) <= 4
@@ -76,16 +64,6 @@ def test_a_core_that_is_seen_to_be_idle_is_used_after_three_steps():
     assert counts[:10].count(2) == 1
     assert counts[10:].count(1) == 3 + 3  # until it is noticed, and the trial after that
     assert counts[-1] == 2
-
-
-def test_cores_whose_idle_time_goes_up_and_down_are_tried_ever_more_rarely():
-    counts = run(ThreadCount([1, 2]), 400, lambda _: ONE_CORE_BUSY, lambda step: step % 100 / 10)
-    assert counts.count(2) <= 8
-
-
-def test_an_idle_core_that_does_not_help_is_tried_as_rarely_as_any():
-    counts = run(ThreadCount([1, 2]), 200, lambda _: ONE_CORE_BUSY, lambda step: 0.9)
-    assert counts.count(2) == 4
 
 
 def test_the_idle_time_is_read_of_all_cores_together_with_the_time_they_wait_for_disks(monkeypatch, tmp_path):
@@ -102,14 +80,3 @@ def test_no_idle_time_is_known_where_linux_does_not_say(monkeypatch, tmp_path, c
         (tmp_path / "stat").write_text(content)
     monkeypatch.setattr(thread_count, "_PROC_STAT", tmp_path / "stat")
     assert idle_core_seconds() == 0
-
-
-def test_a_machine_that_gets_slower_as_a_whole_tries_rarely():
-    counts = run(
-        ThreadCount([1, 2]), 100, lambda step: {count: s * (1 + step / 10) for count, s in ONE_CORE_BUSY.items()}
-    )
-    assert counts.count(2) <= 4
-
-
-def test_one_candidate_needs_no_trial():
-    assert run(ThreadCount([3]), 60, lambda _: {3: 1.0}) == [3] * 60

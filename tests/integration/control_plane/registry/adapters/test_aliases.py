@@ -160,20 +160,6 @@ def test_an_invalid_alias_target_is_refused_by_name(tenant, ready, api, base, en
         assert problem(put(tenant, alias, revision=ready[0])) == (400, "invalid_name", "alias"), alias
 
 
-def test_an_alias_of_another_tenants_adapter_is_not_found(tenant, ready, api):
-    put(tenant, "prod", revision=ready[0]).raise_for_status()
-    stranger = api.tenant()
-    for response in (
-        put(stranger, "prod", revision=ready[0]),
-        stranger.http.get(f"{ALIASES}/prod"),
-        stranger.http.get(ALIASES),
-        stranger.http.delete(f"{ALIASES}/prod"),
-    ):
-        assert problem(response) == (404, "adapter_not_found", None)
-    assert api.anyone.get(ALIASES).status_code == 401
-    assert tenant.http.get(f"{ALIASES}/prod").json()["revision"] == ready[0]
-
-
 def test_the_number_of_aliases_is_bounded(tenant, ready):
     for number in range(20):
         put(tenant, f"a{number}", revision=ready[0]).raise_for_status()

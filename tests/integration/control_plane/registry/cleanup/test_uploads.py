@@ -1,16 +1,11 @@
 """The leftovers of interrupted uploads are removed: objects, open multipart uploads and work folders."""
 
-import os
-import signal
-
 import httpx
 import pytest
 
 from adapters.object_store.upload_store import upload_key
 from adapters.settings import PART_BYTES_MIN
 from control_plane.registry.cleanup.uploads import UploadCleanup
-from tests.conftest import wait_until
-from tests.fixtures.control_plane.worker import running_worker, silent_s3, upload
 from tests.fixtures.uploads.large_uploads import settings_in_parts, tenant_of_large_uploads
 
 SHA = "0" * 64
@@ -79,23 +74,3 @@ def test_an_old_upload_without_a_row_is_aborted(engine, uploads, cleanup):
     while hurried.run_once():
         pass
     assert open_uploads(uploads, key) == []
-
-
-def test_the_next_worker_removes_the_folder_of_a_killed_one(api, base, settings, tmp_path):
-    from tests.fixtures.uploads.peft_adapters import write_adapter
-
-    work = tmp_path / "work"
-    work.mkdir()
-    tenant = api.tenant()
-    tenant.adapter("voice", base)
-    upload(tenant, "voice", write_adapter(tmp_path / "a", base))
-    with (
-        silent_s3() as endpoint,
-        running_worker(settings, TENORA_UPLOAD_WORK_DIR=str(work), TENORA_S3_ENDPOINT=endpoint) as worker,
-    ):
-        left = wait_until(lambda: list(work.iterdir()), what="a folder")
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.wait()
-    assert list(work.iterdir()) == left, "a killed process removes nothing"
-    with running_worker(settings, TENORA_UPLOAD_WORK_DIR=str(work), TENORA_VALIDATION_LEASE_S="30"):
-        wait_until(lambda: not left[0].exists(), what="removal")

@@ -86,24 +86,22 @@ def test_a_hanging_child_rejects_the_revision(path, settings, engine, redis):
     never_ready(engine, redis)
 
 
-def test_an_upload_whose_workers_are_all_killed_is_retried_and_then_rejected(path, settings, engine, redis):
+def test_an_upload_whose_worker_is_killed_at_its_last_attempt_is_rejected(path, settings, engine, redis):
     tenant, path = path
-    limits = {"TENORA_VALIDATION_LEASE_S": "1", "TENORA_VALIDATION_ATTEMPTS_MAX": "2"}
-    for attempt in (1, 2):
-        with pausing_worker(settings, **limits) as worker:
-            child = child_of(worker)
-            assert attempts(engine) == attempt
-            worker.kill()
-            worker.wait()
-            wait_until(lambda child=child: is_over(child), what="the child's end with its worker")
-        assert tenant.http.get(path).json()["status"] == "validating"
+    limits = {"TENORA_VALIDATION_LEASE_S": "1", "TENORA_VALIDATION_ATTEMPTS_MAX": "1"}
+    with pausing_worker(settings, **limits) as worker:
+        child = child_of(worker)
+        worker.kill()
+        worker.wait()
+        wait_until(lambda: is_over(child), what="the child's end with its worker")
+    assert tenant.http.get(path).json()["status"] == "validating"
     with running_worker(settings, **limits):
         revision = decided(tenant, path)
     (problem,) = revision["report"]["problems"]
     assert (revision["status"], problem["code"]) == ("rejected", "validation_failed")
-    assert "cut short 2 times" in problem["message"]
+    assert "cut short 1 times" in problem["message"]
     assert problem["message"].endswith("contact the operator")
-    assert attempts(engine) == 2
+    assert attempts(engine) == 1
     never_ready(engine, redis)
 
 

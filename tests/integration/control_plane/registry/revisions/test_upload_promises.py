@@ -113,32 +113,19 @@ def test_concurrent_completions_make_one_revision(tenant, settings, engine, fold
     assert [each["id"] for each in tenant.http.get(REVISIONS).json()["data"]] == [revision["id"]]
 
 
-def test_another_tenants_revision_is_not_found(api, base, tenant, folder):
-    theirs = api.tenant()
-    theirs.adapter(ADAPTER, base)
-    revision = theirs.announce(ADAPTER, declared_files(folder))
-    for method, rest in (("GET", ""), ("GET", "/uploads"), ("POST", "/complete")):
-        answers = [
-            tenant.http.request(method, f"{REVISIONS}/{revision_id}{rest}")
-            for revision_id in (revision["id"], "rev_none")
-        ]
-        assert [(each.status_code, each.json()["code"]) for each in answers] == [(404, "revision_not_found")] * 2
-        assert answers[0].json()["detail"] == answers[1].json()["detail"]
-    assert theirs.http.get(f"{REVISIONS}/{revision['id']}").json()["status"] == "uploading"
-
-
 NAMES = (
     "", "a/b", "../x", "..", "a\0b", "\u202ecba", "x" * 300, "\N{PILE OF POO}", "A", "a b", "a:canary", "a@rev_1", "-a",
     "a\n", "a.b", "é", "a%2fb",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_adapter_has_a_plain_name(shared_api, name):
+def test_an_adapter_has_a_plain_name(shared_api):
     shared_api.register(tiny_base()).raise_for_status()
-    answer = shared_api.tenant().http.post("/api/v1/adapters", json={"name": name, "base_model": tiny_base().id})
-    assert (answer.status_code, answer.json()["param"]) == (400, "name"), answer.text
-    assert "lower-case" in answer.json()["detail"]
+    tenant = shared_api.tenant()
+    for name in NAMES:
+        answer = tenant.http.post("/api/v1/adapters", json={"name": name, "base_model": tiny_base().id})
+        assert (answer.status_code, answer.json()["param"]) == (400, "name"), answer.text
+        assert "lower-case" in answer.json()["detail"]
 
 
 def resident_bytes() -> int:
@@ -149,7 +136,7 @@ def resident_bytes() -> int:
 def test_a_compressed_body_is_not_unpacked(tenant):
     """The API runs in this process, so the growth of this process is the memory that the response took."""
     plain = json.dumps({"files": []}).encode()
-    bomb = gzip.compress(plain[:-1] + b" " * 200_000_000 + b"}")
+    bomb = gzip.compress(plain[:-1] + b" " * 200_000_000 + b"}", compresslevel=1)
     assert 100_000 < len(bomb) < 1_000_000, "within the limit on bodies"
     before = resident_bytes()
     headers = {"content-type": "application/json", "content-encoding": "gzip"}

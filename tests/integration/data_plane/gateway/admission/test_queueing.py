@@ -6,6 +6,7 @@ The replica holds every answer after its first token until the test releases it.
 import contextlib
 import threading
 import time
+from dataclasses import replace
 
 import openai
 import pytest
@@ -15,7 +16,7 @@ from core import redis_keys
 from core.contracts.grants import Prices
 from tests.conftest import wait_until
 from tests.fixtures import processes
-from tests.fixtures.gateway.published import Publisher, newest_name
+from tests.fixtures.gateway.published import Publisher
 from tests.integration.data_plane.conftest import BRISK, Stack, Tenant, chat, emptied
 
 PAGES = 8  # two requests of 26 + 33 tokens
@@ -38,13 +39,17 @@ def small(redis_server, tmp_path_factory):
         yield client, publisher, up.enter_context(processes.witness(folder, redis_server, pages=PAGES, slots=2))
 
 
+@pytest.fixture(scope="module")
+def gateway(small, redis_server, tmp_path_factory):
+    with processes.gateway(tmp_path_factory.mktemp("one"), redis_server, "one", **SETTINGS) as running:
+        yield running
+
+
 @pytest.fixture
-def stack(small, redis_server, tmp_path):
-    """A gateway that has not seen yet how fast its queue empties."""
+def stack(small, gateway, redis_server, tmp_path):
     client, publisher, witness = small
     witness.faults(**HELD)
     with contextlib.ExitStack() as opened:
-        gateway = opened.enter_context(processes.gateway(tmp_path, redis_server, "one", **SETTINGS))
         yield Stack(client, publisher, witness, gateway, tmp_path, redis_server, opened)
     wait_until(lambda: int(client.hget(redis_keys.replica_held_pages("rep_one"), "total") or 0) == 0)
 
@@ -159,8 +164,10 @@ def test_a_full_queue_refuses_without_asking_redis_and_admits_a_tenant_with_fewe
     assert [thread.error.code for thread in pushed_out] == ["overloaded"]
 
 
-def test_a_refused_request_finds_room_after_the_announced_time(stack):
+def test_a_refused_request_finds_room_after_the_announced_time(stack, redis_server, tmp_path):
     """Two run at a time, so the last of four waiting requests is taken when two pairs have run."""
+    fresh = processes.gateway(tmp_path, redis_server, "fresh", **SETTINGS)  # has not seen how fast its queue empties
+    stack = replace(stack, gateway=stack.opened.enter_context(fresh))
     tenant = stack.tenant()
     client = tenant.sdk()
     streams = fill(client)
@@ -193,20 +200,6 @@ def test_a_refused_request_finds_room_after_the_announced_time(stack):
         list(stream)
 
 
-def test_a_client_that_hangs_up_while_waiting_leaves_the_queue(stack, promised_s):
-    tenant = stack.tenant()
-    client = tenant.sdk()
-    since = len(stack.witness.received())
-    streams = fill(client)
-    with pytest.raises(openai.APITimeoutError):
-        chat(client.with_options(timeout=0.2), max_tokens=TOKENS)
-    wait_until(lambda: waiting(stack.gateway) == 0, timeout_s=promised_s(0.5), what="an empty queue")
-    assert int(stack.client.hget(redis_keys.replica_held_pages("rep_one"), "total")) == PAGES, "the streams still run"
-    finish(stack.witness, streams)
-    assert len(stack.witness.received()) - since == 2
-    wait_until(tenant.holds_nothing)
-
-
 def test_pages_that_another_gateway_releases_are_seen(stack, promised_s):
     other = stack.opened.enter_context(processes.gateway(stack.folder, stack.redis_url, "two", **SETTINGS))
     tenant = stack.tenant()
@@ -217,24 +210,6 @@ def test_pages_that_another_gateway_releases_are_seen(stack, promised_s):
     released = time.monotonic()
     served(waits)
     assert waits[0].ended_at - released < promised_s(2)
-
-
-def test_an_adapter_above_the_slots_waits_in_the_gateway_while_others_pass(stack):
-    tenant = stack.tenant()
-    client = tenant.sdk()
-    routes = {name: stack.publisher.adapter(tenant.id, name) for name in ("red", "green", "blue")}
-    wait_until(lambda: len(client.models.list().data) == 4, what="the adapters to be known")
-    small_ones = {"max_tokens": 6}  # two pages each: slots are short, not pages
-    streams = fill(client, 1, model="red", **small_ones) + fill(client, 1, model="green", **small_ones)
-    stack.witness.faults(**HELD | {"held": False})
-    third = queued(stack, tenant, client, 1, model="blue", **small_ones)
-    passing = Asked(client, **small_ones)
-    passing.join()
-    assert passing.error is None
-    assert not third[0].ended_at, "a base model's request needs no slot, and passes"
-    finish(stack.witness, streams, third)
-    asked = [line["body"]["model"] for line in stack.witness.received()][-4:]
-    assert asked == [newest_name(routes["red"]), newest_name(routes["green"]), "tiny-chat", newest_name(routes["blue"])]
 
 
 def test_a_flex_request_waits_for_default_ones_and_pays_the_batch_factor(stack):
@@ -258,57 +233,3 @@ def test_a_flex_request_waits_for_default_ones_and_pays_the_batch_factor(stack):
     assert [event.service_tier for event in events] == ["default"] * 4 + ["flex"]
     assert int(tenant.quota()["spent_nanos"]) == 600 * TOKENS * 4 + 300 * TOKENS
     assert flex[0].answer.service_tier == "flex"
-
-
-def test_a_flex_request_waits_for_a_default_one_that_waits_at_another_gateway(stack):
-    """Each gateway alone would serve its own request: the place becomes free at the gateway of the flex request."""
-    other = stack.opened.enter_context(processes.gateway(stack.folder, stack.redis_url, "two", **SETTINGS))
-    free = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
-    flexible, plain = stack.tenant(prices=free, flex_prices=free), stack.tenant()
-    here, elsewhere, since = flexible.sdk(), plain.sdk(other.url), len(stack.witness.received())
-    streams = fill(here)
-    flex = queued(stack, flexible, here, 1, content="flex", service_tier="flex")
-    default = Asked(elsewhere, content="default")
-    wait_until(lambda: waiting(other) == 1, what="the default request to wait")
-    for _ in range(2):  # the replies of the first one are processed before the second one
-        exchanged(stack)
-    stack.witness.release(1)
-    assert reached(stack.witness, since, 3)[-1]["messages"][0]["content"] == "default"
-    assert waiting(stack.gateway) == 1, "the flex request"
-    finish(stack.witness, streams, [default, *flex])
-    assert reached(stack.witness, since, 4)[-1]["messages"][0]["content"] == "flex"
-
-
-def exchanged(stack: Stack) -> None:
-    """Each of the two gateways writes what it has and reads what the other has, in one step, after this call began."""
-
-    def left_ms() -> dict[bytes, int]:
-        """Until each gateway's backlog expires: more than before once it is written again."""
-        return {key: stack.client.pttl(key) for key in stack.client.keys(redis_keys.gateway_backlog("*", "*"))}
-
-    wait_until(lambda: len(left_ms()) == 2, what="two gateways' backlogs")
-    last, again = left_ms(), set()
-
-    def all_again() -> bool:
-        nonlocal last
-        now = left_ms()
-        again.update(key for key, left in now.items() if left > last.get(key, left))
-        last = now
-        return len(again) == 2
-
-    wait_until(all_again, what="the gateways' next exchange")
-
-
-def test_a_flex_request_without_room_in_time_is_refused_and_not_charged(stack, redis_server, tmp_path):
-    free = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
-    tenant = stack.tenant(prices=free, flex_prices=free)
-    with processes.gateway(tmp_path, redis_server, "brief", **SETTINGS | {"queue_flex_wait_s": 0.2}) as gateway:
-        client = tenant.sdk(gateway.url)
-        streams = fill(client)
-        with pytest.raises(openai.RateLimitError) as refused:
-            chat(client, max_tokens=TOKENS, service_tier="flex")
-        assert refused.value.code == "resource_unavailable"
-        assert float(refused.value.response.headers["retry-after"]) >= 1
-        finish(stack.witness, streams)
-        wait_until(tenant.holds_nothing, what="every hold to be given back")
-    assert [event.service_tier for event in tenant.events()] == ["default"] * 2

@@ -23,7 +23,6 @@ TOOLS = [
     }
 ]
 WEATHER = {"city": "amber", "days": 7}
-IMAGE = {"type": "image", "source": {"type": "url", "url": "http://169.254.169.254/"}}
 
 
 @pytest.fixture
@@ -200,33 +199,6 @@ def test_errors_of_the_models_route_have_the_sdks_types(claude):
         claude.models.list(limit=1001)
     with pytest.raises(anthropic.AuthenticationError):
         claude.with_options(api_key="tnr_live_nonsense").models.list()
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0` is image"),
-        ({"messages": [*HI, {"role": "assistant", "content": "I "}]}, "messages.1.content"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking` is not supported"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
-        ({"tool_choice": {"type": "any"}}, "`tool_choice`"),
-        ({"stop_sequences": ["a"] * 17}, "`stop_sequences`"),
-        ({"extra_body": {"temperature": 3}}, "`temperature`"),
-        ({"max_tokens": 0}, "`max_tokens`"),
-        ({"extra_body": {"cache_salt": "x"}}, "`cache_salt` is not a parameter"),
-        ({"extra_body": {"mcp_servers": [{"type": "url"}]}}, "`mcp_servers` is not supported"),
-    ],
-)  # fmt: skip
-def test_an_unsupported_field_is_refused_by_name(claude, stack, tenant, fields, says):
-    before = len(stack.witness.received())
-    with pytest.raises(anthropic.BadRequestError) as refusal:
-        ask(claude, **fields)
-    assert says in refusal.value.message
-    assert refusal.value.body["error"]["type"] == "invalid_request_error"
-    assert refusal.value.response.headers["x-should-retry"] == "false"
-    assert len(stack.witness.received()) == before
-    assert tenant.events() == []
 
 
 def test_errors_have_the_sdks_types(stack, claude, tenant):

@@ -9,8 +9,8 @@ import pytest
 from tests.conftest import wait_until
 from tests.integration.data_plane.conftest import chat
 
-FLOODERS = 64
-LONG = json.dumps({"model": "tiny-chat", "prompt": "capital " * 120_000}).encode()
+FLOODERS = 40
+LONG = json.dumps({"model": "tiny-chat", "prompt": "capital " * 60_000}).encode()
 
 
 @pytest.fixture(scope="module")

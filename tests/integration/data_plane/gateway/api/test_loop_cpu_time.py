@@ -52,10 +52,7 @@ def repeated(piece: str, size_bytes: int) -> str:
 
 LARGE = default("body_max_bytes") - 1024
 BODIES = {
-    "beginnings of tokens": lambda: chat([repeated("<", LARGE)]),
-    "longer beginnings": lambda: chat([repeated("<unused", LARGE)]),
     "whole tokens without their ends": lambda: chat([repeated("<unused6249", LARGE)]),
-    "a token at the very end": lambda: chat([repeated("<unused6249", LARGE) + ">"]),
     "tokens that split": lambda: chat([repeated("\n\n\n ", LARGE // 2)]),
     "many messages": lambda: chat([repeated("<unused6249", LARGE // 300)] * 250),
     "tools": lambda: chat(

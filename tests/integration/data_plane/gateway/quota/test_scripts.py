@@ -111,26 +111,6 @@ async def test_each_level_has_its_own_limits(quotas, level):
     assert (await stored(redis, first.levels[0].quota))["month_used"] == 3
 
 
-@pytest.mark.parametrize("level", ["platform", "key"])
-@pytest.mark.parametrize(
-    ("limit", "room"),
-    [
-        ("requests_per_minute", 1), ("tokens_per_minute", 15), ("input_tokens_per_minute", 10),
-        ("output_tokens_per_minute", 5), ("kv_pages", 1),
-    ],
-)  # fmt: skip
-async def test_each_limit_also_holds_for_the_platform_and_for_a_key(quotas, level, limit, room):
-    """Requests with a prompt of 10 tokens and 5 more; each limit has room for one of them."""
-    _, quota = quotas
-    limits = {"platform": PlatformLimits(**{limit: room}), "key": KeyLimits(**{limit: room})}
-    allowed = granted("tn_one", key_id="key_1", **{level: limits[level]})
-    assert not (await reserve(quota, ask(5, prompts=[10]), allowed)).blocked_by
-    refused = await reserve(quota, ask(5, prompts=[10]), allowed)
-    assert (refused.blocked_by, refused.level) == (limit, level)
-    of_another_key = granted("tn_one", key_id="key_2", **({level: limits[level]} if level == "platform" else {}))
-    assert bool((await reserve(quota, ask(5, prompts=[10]), of_another_key)).blocked_by) == (level == "platform")
-
-
 @pytest.mark.parametrize(("prompt", "never"), [(101, True), (60, False)])
 async def test_a_prompt_above_a_limit_leaves_room_for_no_completion(quotas, prompt, never):
     _, quota = quotas
@@ -163,15 +143,6 @@ async def test_a_late_refund_returns_only_tokens_that_have_not_been_refilled(quo
     assert not (await reserve(quota, ask(60), allowed)).blocked_by
     await settle(quota, first, allowed)
     assert (await reserve(quota, ask(60), allowed)).blocked_by == "tokens_per_minute"
-
-
-async def test_an_early_refund_returns_all_unused_tokens(quotas):
-    _, quota = quotas
-    allowed = granted(tokens_per_minute=60)
-    for _ in range(5):
-        wanted = ask(50)
-        assert not (await reserve(quota, wanted, allowed)).blocked_by
-        await settle(quota, wanted, allowed, output_tokens=1)
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,11 @@ def ask(stack, tenant):
     ("method", "path", "body", "status"),
     [
         ("POST", "/v1/chat/completions", {"temperature": "hot"}, 400),
-        ("POST", "/v1/chat/completions", {"model": "no-such-model"}, 404),
-        ("POST", "/v1/chat/completions", {"max_tokens": 10**6}, 400),
         ("POST", "/v1/tokenize", {}, 200),
         ("GET", "/v1/models", {}, 200),
         ("GET", "/v1/quota", {}, 200),
     ],
-    ids=["malformed", "unknown", "too long", "counted", "listed", "quota"],
+    ids=["malformed", "counted", "listed", "quota"],
 )
 def test_a_tenant_over_the_unmetered_rate_gets_a_429_and_is_served_after_waiting(
     ask, stack, method, path, body, status, promised_s

@@ -39,10 +39,9 @@ def test_a_caller_that_disconnects_from_a_whole_answer_pays_for_the_produced_tok
     assert 1 <= event.output_tokens < 200
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("prefilled", "part"),
-    [(1_000_000, None), (5, 5), (0, 0), (None, None)],
+    ("prefilled", "part", "stream"),
+    [(1_000_000, None, True), (5, 5, False), (0, 0, True), (None, None, False)],
     ids=["all of it", "a part", "nothing", "no report"],
 )
 def test_a_caller_that_disconnects_during_the_prefill_pays_for_it(stack, tenant, stream, prefilled, part):
@@ -69,10 +68,16 @@ ROUTES = {
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("prefilled", [1_000_000, 0, None], ids=["all of it", "never started", "no report"])
 @pytest.mark.parametrize(
-    ("path", "sequences"), [(path, n) for path in ROUTES for n in ((1,) if path == "/v1/messages" else (1, 3))]
+    ("path", "sequences", "prefilled", "stream"),
+    [
+        ("/v1/chat/completions", 3, None, True),
+        ("/v1/chat/completions", 3, 0, False),
+        ("/v1/completions", 1, 1_000_000, True),
+        ("/v1/completions", 3, None, False),
+        ("/v1/messages", 1, None, True),
+        ("/v1/messages", 1, 1_000_000, False),
+    ],
 )
 def test_an_abandoned_prompt_is_charged_once_for_each_sequence_on_every_route(
     stack, tenant, path, sequences, prefilled, stream

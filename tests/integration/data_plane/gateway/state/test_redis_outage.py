@@ -17,12 +17,18 @@ from tests.fixtures.gateway.published import Publisher
 from tests.integration.data_plane.conftest import BRISK, chat, separate_stack
 
 
-@pytest.fixture
-def own(tmp_path):
+@pytest.fixture(scope="module")
+def module_own(tmp_path_factory):
     """A gateway with the default snapshot timing, for which the promises are made."""
     settings = {**BRISK, "snapshot_block_ms": 1000, "reserve_deadline_ms": 250}
-    with separate_stack(tmp_path, **settings) as running:
+    with separate_stack(tmp_path_factory.mktemp("own"), **settings) as running:
         yield running
+
+
+@pytest.fixture
+def own(module_own):
+    module_own[0].witness.faults()
+    return module_own
 
 
 def status_of(client: openai.OpenAI) -> int:
@@ -31,43 +37,6 @@ def status_of(client: openai.OpenAI) -> int:
     except openai.APIStatusError as error:
         return error.status_code
     return 200
-
-
-def test_during_a_redis_outage_no_request_is_admitted_and_running_ones_are_settled_afterwards(own, promised_s):
-    stack, valkey, program = own
-    tenant = stack.tenant()
-    client = tenant.sdk()
-    stack.witness.faults(token_interval_s=0.02, output_tokens=60)
-    chunks: list[object] = []
-    thread = threading.Thread(target=lambda: chunks.extend(chat(client, stream=True)))
-    thread.start()
-    wait_until(stack.witness.journal)
-    valkey.send_signal(signal.SIGKILL)
-    valkey.wait()
-    began = time.monotonic()
-    with pytest.raises(openai.InternalServerError) as caught:
-        chat(client)
-    assert (caught.value.status_code, caught.value.code) == (503, "quota_unavailable")
-    assert "retry-after" in caught.value.response.headers
-    assert time.monotonic() - began < promised_s(2)
-    assert client.models.list().data  # the last snapshot still serves
-    thread.join()  # the running stream continues to its end without Redis
-    assert len(chunks) > 60
-    assert httpx.get(f"{stack.gateway.url}/readyz").status_code == 503
-    assert httpx.get(f"{stack.gateway.url}/healthz").status_code == 200
-    with processes.running(program):
-        event = wait_until(lambda: _events(tenant), what="the late settlement")[0]
-        journal = stack.witness.journal()[event.request_id]
-        assert (event.input_tokens, event.output_tokens) == (journal.prompt_tokens, journal.output_tokens)
-        wait_until(lambda: status_of(client) == 200, what="service to come back")
-        assert len({event.request_id for event in _events(tenant)}) == len(_events(tenant))
-        wait_until(tenant.holds_nothing)
-
-
-def _events(tenant):
-    with contextlib.suppress(redis.ConnectionError):
-        return tenant.events()
-    return []
 
 
 def test_calls_to_a_hanging_redis_time_out(own, promised_s):
@@ -83,23 +52,6 @@ def test_calls_to_a_hanging_redis_time_out(own, promised_s):
     wait_until(lambda: status_of(client) == 200)
     wait_until(tenant.holds_nothing)
     assert len(tenant.events()) == 2
-
-
-def test_a_redis_that_lost_everything_still_takes_the_settlement(own):
-    stack, _, _ = own
-    tenant = stack.tenant()
-    client = tenant.sdk()
-    stack.witness.faults(token_interval_s=0.1, output_tokens=30)
-    stream = chat(client, stream=True)
-    next(iter(stream))
-    stack.client.flushall()
-    wait_until(lambda: tenant.quota().get("concurrent") == 1, what="what runs to be held again")
-    list(stream)
-    event = tenant.event()
-    assert event.output_tokens == 30
-    assert tenant.quota()["month_used"] == event.input_tokens + 30
-    assert tenant.holds_nothing()
-    assert client.models.list().data  # an emptied Redis publishes nothing, so the last snapshot serves
 
 
 def test_a_revoked_key_is_refused_within_two_seconds(own, promised_s):
@@ -159,3 +111,57 @@ def test_several_workers_share_one_port_and_one_quota(own):
                 served += status_of(fresh) == 200
         back = int((time.monotonic() - started) / 3)  # a minute refills twenty
         assert 20 <= served <= 20 + back < 30
+
+
+def test_during_a_redis_outage_no_request_is_admitted_and_running_ones_are_settled_afterwards(own, promised_s):
+    stack, valkey, program = own
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    stack.witness.faults(token_interval_s=0.02, output_tokens=60)
+    chunks: list[object] = []
+    thread = threading.Thread(target=lambda: chunks.extend(chat(client, stream=True)))
+    thread.start()
+    wait_until(stack.witness.journal)
+    valkey.send_signal(signal.SIGKILL)
+    valkey.wait()
+    began = time.monotonic()
+    with pytest.raises(openai.InternalServerError) as caught:
+        chat(client)
+    assert (caught.value.status_code, caught.value.code) == (503, "quota_unavailable")
+    assert "retry-after" in caught.value.response.headers
+    assert time.monotonic() - began < promised_s(2)
+    assert client.models.list().data  # the last snapshot still serves
+    thread.join()  # the running stream continues to its end without Redis
+    assert len(chunks) > 60
+    assert httpx.get(f"{stack.gateway.url}/readyz").status_code == 503
+    assert httpx.get(f"{stack.gateway.url}/healthz").status_code == 200
+    with processes.running(program):
+        event = wait_until(lambda: _events(tenant), what="the late settlement")[0]
+        journal = stack.witness.journal()[event.request_id]
+        assert (event.input_tokens, event.output_tokens) == (journal.prompt_tokens, journal.output_tokens)
+        wait_until(lambda: status_of(client) == 200, what="service to come back")
+        assert len({event.request_id for event in _events(tenant)}) == len(_events(tenant))
+        wait_until(tenant.holds_nothing)
+
+
+def _events(tenant):
+    with contextlib.suppress(redis.ConnectionError):
+        return tenant.events()
+    return []
+
+
+def test_a_redis_that_lost_everything_still_takes_the_settlement(own):
+    stack, _, _ = own
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    stack.witness.faults(token_interval_s=0.1, output_tokens=30)
+    stream = chat(client, stream=True)
+    next(iter(stream))
+    stack.client.flushall()
+    wait_until(lambda: tenant.quota().get("concurrent") == 1, what="what runs to be held again")
+    list(stream)
+    event = tenant.event()
+    assert event.output_tokens == 30
+    assert tenant.quota()["month_used"] == event.input_tokens + 30
+    assert tenant.holds_nothing()
+    assert client.models.list().data  # an emptied Redis publishes nothing, so the last snapshot serves

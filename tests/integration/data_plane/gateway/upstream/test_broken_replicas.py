@@ -57,12 +57,11 @@ def test_the_last_event_of_a_broken_stream_is_an_error_and_not_done(stack, tenan
     assert "".join(words) == "".join(journal.words)
 
 
-@pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}])
-@pytest.mark.parametrize("odd", ['{"choices":[1]}', '{"choices":[],"usage":7}', '{"choices":' + "[" * 100_000])
-def test_an_invalid_event_breaks_the_stream_and_not_the_bill(stack, tenant, odd, usage):
+@pytest.mark.parametrize("odd", ['{"choices":[],"usage":7}', '{"choices":' + "[" * 100_000])
+def test_an_invalid_event_breaks_the_stream_and_not_the_bill(stack, tenant, odd):
     slowly(stack, error_after=5, error=odd)
     with pytest.raises(openai.APIError):
-        list(chat(tenant.sdk(), stream=True, **usage))
+        list(chat(tenant.sdk(), stream=True))
     event, _ = assert_settled(tenant, "replica_gone")
     assert event.output_tokens == 5
 

@@ -197,21 +197,6 @@ async def test_a_stream_is_not_interrupted_before_a_report_is_due(reporting):
     assert reporting.body == b"data: 1\n\ndata: 2\n\n"
 
 
-async def test_a_whole_answer_reports_its_page_time_in_a_header(reporting):
-    reporting.hold(7)
-    send = reporting.kv_send(interval_s=0)
-    await send(start(b"application/json"))
-    await send(part(b"{}", more=False))
-    assert dict(reporting.sent[0]["headers"])[b"x-tenora-kv-page-ms"] == b"7"
-
-
-async def test_a_request_that_the_engine_has_not_measured_reports_nothing(reporting):
-    send = reporting.kv_send(interval_s=0)
-    for message in (start(), part(b"data: 1\n\n"), part(b"data: [DONE]\n\n")):
-        await send(message)
-    assert reporting.body == b"data: 1\n\ndata: [DONE]\n\n"
-
-
 @pytest.mark.parametrize(
     ("sequences", "report"),
     [([(9, 4, 2)], None), ([(9, 4, 2), (30, 0, None), (5, 3, 1)], b"[[9,4,2],[5,3,1]]")],

@@ -23,14 +23,14 @@ def for_engine(body: dict, kind="chat") -> dict:
     return json.loads(engine_body(parse(body, kind), model="ad_1@f00", max_tokens=7, cache_salt="salt"))
 
 
-@pytest.mark.parametrize("bad", BAD_BODIES, ids=lambda bad: bad.name)
-def test_a_bad_body_is_refused_by_name(bad, promised_s):
-    began = time.perf_counter()
-    with pytest.raises(InvalidRequest) as refusal:
-        parse_call(bad.kind, bad.body, LIMITS)
-    assert (refusal.value.code, refusal.value.param) == (bad.code, bad.param)
-    assert refusal.value.message
-    assert time.perf_counter() - began < promised_s(1)
+def test_a_bad_body_is_refused_by_name(promised_s):
+    for bad in BAD_BODIES:
+        began = time.perf_counter()
+        with pytest.raises(InvalidRequest) as refusal:
+            parse_call(bad.kind, bad.body, LIMITS)
+        assert (refusal.value.code, refusal.value.param) == (bad.code, bad.param), bad.name
+        assert refusal.value.message
+        assert time.perf_counter() - began < promised_s(1), bad.name
 
 
 def test_only_fields_decided_by_the_gateway_reach_the_engine():
