@@ -83,12 +83,13 @@ ONE_SCOPE = {
     "tests/e2e/": "a real engine",
     # torch and vLLM, which take 15 s of processor time to import
     "tests/unit/adapters/validation/": "torch",
-    "tests/unit/data_plane/engine/cpu_lora/": "torch",
-    "tests/unit/data_plane/engine/middleware/": "torch",
-    "tests/unit/data_plane/engine/test_plugin.py": "torch",
-    "tests/unit/data_plane/gateway/api/test_prompt_counter.py": "torch",
+    "tests/unit/data_plane/engine/": "torch",
+    "tests/unit/data_plane/gateway/api/": "torch",
+    "tests/unit/fixtures/": "torch",
     "tests/unit/tenora/training/": "torch",
     "tests/integration/adapters/test_vllm_resolver.py": "torch",
+    "tests/integration/data_plane/engine/middleware/": "torch",
+    "tests/integration/data_plane/engine/test_kv_meter.py": "torch",
     "tests/integration/tenora/stack/test_base_model.py": "torch",
 }
 

@@ -174,13 +174,6 @@ def test_the_lock_is_installed_once(checkout):
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
 
 
-def test_settings_are_read_from_pips_file(checkout):
-    checkout.add_python("python3.11")
-    (checkout.home / "pip.conf").write_text(f"[global]\nno-index = true\n[install]\nfind-links = {checkout.wheels}\n")
-    done = checkout.setup(PIP_NO_INDEX="", PIP_FIND_LINKS="", PIP_CONFIG_FILE=str(checkout.home / "pip.conf"))
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_wheel_with_another_hash_is_refused(checkout):
     checkout.add_python("python3.11")
     checkout.lock(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")

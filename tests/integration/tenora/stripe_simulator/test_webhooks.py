@@ -31,15 +31,6 @@ def test_events_are_posted_signed_in_order(api, listening, receiver):
     assert not any(body["livemode"] for body in bodies)
 
 
-def test_a_stranger_cannot_verify_and_a_changed_body_fails(api, listening, receiver):
-    change(api)
-    wait_until(lambda: receiver.posts)
-    body, signature = receiver.posts[0]
-    for content, secret in ((body, "whsec_wrong"), (body.replace(b"Ada", b"Bob"), SECRET)):
-        with pytest.raises(stripe.SignatureVerificationError):
-            stripe.Webhook.construct_event(content, signature, secret)
-
-
 def test_events_can_be_doubled_and_reversed(api, listening, receiver, simulator):
     simulator.control("POST", "delivery", {"paused": True, "copies": 2, "order": "reversed"})
     change(api)

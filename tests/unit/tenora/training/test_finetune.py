@@ -49,13 +49,19 @@ def test_a_failure_carries_the_childs_own_message(tiny_base, dataset, tmp_path):
         finetune(tiny_base, dataset, tmp_path / "out", task=TICKET_ROUTER, progress=lambda *_: None)
 
 
-def test_a_caller_that_stops_reading_ends_the_child(tiny_base, dataset, tmp_path):
+def test_a_caller_that_stops_reading_ends_the_child(dataset, tmp_path, monkeypatch):
+    child = tmp_path / "child"  # which has done its first step
+    step = '{"type": "Step", "step": 1, "steps": 2, "loss": 0.5}'
+    child.write_text(f"#!{sys.executable} -S\nimport time\nprint({step!r}, flush=True)\ntime.sleep(60)\n")
+    child.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(child))
+
     def interrupt(*_):
         assert running_with(str(tmp_path / "out"))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        finetune(tiny_base, dataset, tmp_path / "out", task=TICKET_ROUTER, progress=interrupt)
+        finetune(tmp_path, dataset, tmp_path / "out", task=TICKET_ROUTER, progress=interrupt)
     assert not running_with(str(tmp_path / "out"))
 
 

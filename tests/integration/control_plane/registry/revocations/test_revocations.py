@@ -119,23 +119,6 @@ def test_a_tenant_does_not_learn_that_another_tenant_has_the_same_weights(api, b
     assert [receipt["on_disk"] for receipt in whole["receipts"]] == [[digest]]
 
 
-def test_a_restarted_replica_is_awaited_again_and_a_removed_one_is_not(api, base, engine, redis, collector):
-    tenant = api.tenant()
-    tenant.adapter("bot", base)
-    add_revision(engine, tenant, "bot")
-    gone, restarted = beat(redis, base.id), beat(redis, base.id)
-    revocation = deleted(tenant, "bot")
-    answer(redis, revocation["id"], restarted)
-    redis.delete(redis_keys.replica(gone.id))
-    again = beat(redis, base.id, replica_id=restarted.id, state="starting")
-    collector.run_once()
-    now = shown(tenant, revocation)
-    assert (now["unloaded_at"], now["awaited_replicas"]) == (None, [restarted.id])
-    answer(redis, revocation["id"], again, after_s=1)
-    collector.run_once()
-    assert shown(tenant, revocation)["unloaded_at"]
-
-
 def test_a_redis_that_lost_its_data_completes_no_revocation(api, base, engine, redis, relay):
     tenant = api.tenant()
     tenant.adapter("bot", base)

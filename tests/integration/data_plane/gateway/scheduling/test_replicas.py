@@ -86,34 +86,6 @@ def test_requests_spread_over_free_pages_and_then_wait(replicas):
     assert {event.replica_id for event in tenant.events()} == {"rep_one", "rep_two"}
 
 
-def test_a_request_that_waits_too_long_or_meets_a_full_queue_gets_retry_after(replicas):
-    stack, two = replicas
-    hold(stack.witness, two)
-    tenant = stack.tenant()
-    client = tenant.sdk()
-    streams = [running(client) for _ in range(4)]
-    refusals: list[openai.InternalServerError] = []
-
-    def one() -> None:
-        try:
-            chat(client, max_tokens=33)
-        except openai.InternalServerError as error:
-            refusals.append(error)
-
-    threads = [threading.Thread(target=one) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for stream in streams:
-        stream.close()
-    assert len(refusals) == 8
-    assert {(error.status_code, error.code) for error in refusals} == {(503, "overloaded")}
-    assert all(1 <= int(error.response.headers["retry-after"]) <= 60 for error in refusals)
-    wait_until(tenant.holds_nothing)
-    assert len(tenant.events()) == 4
-
-
 def test_a_request_no_replica_can_hold_is_refused(replicas):
     client = replicas[0].tenant().sdk()
     with pytest.raises(openai.BadRequestError) as caught:

@@ -128,7 +128,7 @@ def test_each_token_gets_its_own_adapter_and_no_other(shape, slot_of_token, rank
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
-@pytest.mark.parametrize("tokens", [1, 3, 4, 5, 1000])
+@pytest.mark.parametrize("tokens", [1, 4, 5, 131])
 def test_blocks_of_tokens_and_the_remainder_agree(shape, tokens):
     layer, wrapper, random = random_layer(shape, tokens)
     check(layer, wrapper, [2] * tokens, random)
