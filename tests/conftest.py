@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import boto3.session
 import pytest
 import redis as redis_client
 import sqlalchemy as sa
@@ -265,6 +266,15 @@ def s3_settings(server_data, server_logs) -> Iterator[S3Settings]:
     )
     with running(server.program):
         yield S3Settings(s3_endpoint=server.url, s3_access_key="tests", s3_secret_key=SecretStr("secret-of-tests"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_boto3_session() -> Iterator[None]:
+    """With a session of its own each bucket would read S3's description again, 0.15 s of processor time."""
+    session = boto3.session.Session()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boto3.session, "Session", lambda: session)
+        yield
 
 
 @pytest.fixture
