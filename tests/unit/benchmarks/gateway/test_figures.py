@@ -1,11 +1,8 @@
 """Only the exchange's own bytes pass its check, and figures calculated by hand are reproduced."""
 
-import os
-
 import pytest
 
 from benchmarks.gateway.client import LoadReport
-from benchmarks.gateway.contenders import prompt_tokens
 from benchmarks.gateway.exchange import (
     DONE,
     EVENTS,
@@ -18,7 +15,7 @@ from benchmarks.gateway.exchange import (
     understood,
 )
 from benchmarks.gateway.figures import Measured, Rounds, by_cpu, doubts, judged, rows, table
-from benchmarks.process_usage import Usage, usage_of
+from benchmarks.process_usage import Usage
 from benchmarks.streams.__main__ import Plan, Sample, findings
 
 SCRIPT = Script(prompt_tokens=7)
@@ -138,18 +135,3 @@ def test_memory_per_stream_is_the_growth_above_the_baseline():
     assert found["kib_per_stream"][0] == 30
     assert found["kib_per_minute"] == pytest.approx([0, 60], abs=0.1)
     assert found["cores"] == pytest.approx([0.25, 0])
-
-
-def test_a_process_reports_its_own_resource_usage():
-    used = usage_of(os.getpid())
-    assert used.cpu_s > 0
-    assert used.rss_bytes > 10 << 20
-    assert used.files > 2
-
-
-def test_questions_are_distinct_and_equally_long():
-    bodies = {request_body(number, stream=True) for number in (0, 1, 12_345_678, 99_999_999)}
-    assert len(bodies) == 4
-    assert len({len(body) for body in bodies}) == 1
-    tokens = {prompt_tokens(number) for number in (0, 7, 12_345_678, 99_999_999)}
-    assert len(tokens) == 1
