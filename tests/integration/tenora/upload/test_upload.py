@@ -64,6 +64,12 @@ def folder(tmp_path):
     return folder
 
 
+@pytest.fixture
+def small(tmp_path):
+    """An adapter of one part."""
+    return write_adapter(tmp_path / "small", BASE, rank=8)
+
+
 def tenora_upload(api, tenant, folder, *options: str, key: str | None = None):
     arguments = ["upload", str(folder), "--adapter", "bot", "--control-url", api.url, *options]
     return CliRunner().invoke(main, arguments, env={"TENORA_API_KEY": key or tenant.key, "COLUMNS": "200"})
@@ -84,17 +90,17 @@ def test_a_folder_as_training_left_it_becomes_ready_and_the_same_again_sends_not
     assert (folder / "adapter_model.safetensors").stat().st_size > PART_BYTES_MIN
 
 
-def test_the_same_folder_goes_to_the_adapter_that_has_the_name_now(judging, judged, folder):
-    assert tenora_upload(judging, judged, folder).exit_code == 0
+def test_the_same_folder_goes_to_the_adapter_that_has_the_name_now(judging, judged, small):
+    assert tenora_upload(judging, judged, small).exit_code == 0
     judged.http.delete("/api/v1/adapters/bot").raise_for_status()
-    done = tenora_upload(judging, judged, folder)
+    done = tenora_upload(judging, judged, small)
     assert done.exit_code == 0, done.output
     (revision,) = judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]
     assert f'is ready: call it as model="bot@{revision["id"]}"' in done.output
 
 
-def test_an_upload_says_what_the_name_and_each_alias_serve_and_promote_moves_it(judging, judged, folder, tmp_path):
-    done = tenora_upload(judging, judged, folder)
+def test_an_upload_says_what_the_name_and_each_alias_serve_and_promote_moves_it(judging, judged, small, tmp_path):
+    done = tenora_upload(judging, judged, small)
     assert '\nmodel="bot" serves it too\n' in done.output
     (first,) = judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]
     judged.http.put("/api/v1/adapters/bot/aliases/canary", json={"revision": first["id"]}).raise_for_status()
@@ -109,8 +115,8 @@ def test_an_upload_says_what_the_name_and_each_alias_serve_and_promote_moves_it(
     assert judged.http.get("/api/v1/adapters/bot").json()["serves"] == second["id"] != first["id"]
 
 
-def test_adapters_are_listed_with_whole_ids_on_a_narrow_terminal(judging, judged, folder):
-    assert tenora_upload(judging, judged, folder).exit_code == 0
+def test_adapters_are_listed_with_whole_ids_on_a_narrow_terminal(judging, judged, small):
+    assert tenora_upload(judging, judged, small).exit_code == 0
     (revision,) = judged.http.get("/api/v1/adapters/bot/revisions").json()["data"]
     environment = {"TENORA_API_KEY": judged.key, "COLUMNS": "40"}
     listed = CliRunner().invoke(main, ["adapters", "--control-url", judging.url, "list"], env=environment)
