@@ -9,15 +9,12 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import msgspec
 import pytest
-import sqlalchemy as sa
 from redis import Redis
 
-from control_plane.settings import WebSettings
-from core import db, redis_keys
+from core import redis_keys
 from core.contracts.usage import UsageEvent
-from core.settings import RedisSettings
 from tests.conftest import wait_until
-from tests.fixtures.control_plane.api import LIMITS, PRICES, Api, Tenant, control_settings, running_api
+from tests.fixtures.control_plane.api import LIMITS, PRICES, Api, Tenant, running_api
 from tests.fixtures.control_plane.ready_revisions import ready_revision
 from tests.fixtures.control_plane.two_gateways import AMPLE, Platform, two_gateways
 from tests.fixtures.gateway.tiny_tokenizer import tiny_route
@@ -26,26 +23,9 @@ BASE = tiny_route().id
 ROUNDS = [3, pytest.param(200, marks=pytest.mark.soak)]
 
 
-@pytest.fixture(scope="module")
-def module_engine(module_postgres_settings) -> Iterator[sa.Engine]:
-    engine = db.connect(module_postgres_settings)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture(scope="module")
-def platform(
-    module_postgres_settings, module_engine, redis_server, s3_settings, tmp_path_factory
-) -> Iterator[Platform]:
-    web, redis = WebSettings(control_port=0, acknowledge_wait_ms=0), RedisSettings(redis_url=redis_server)
-    settings = control_settings(module_postgres_settings, redis, s3_settings, web=web)
-    with Redis.from_url(redis_server) as client:
-        client.flushall()
-    folder = tmp_path_factory.mktemp("platform")
-    with (
-        running_api(settings) as api,
-        two_gateways(api, settings, module_engine, redis_server, folder, acknowledge_wait_ms=30_000) as up,
-    ):
+@pytest.fixture
+def platform(api, settings, engine, redis_settings, tmp_path) -> Iterator[Platform]:
+    with two_gateways(api, settings, engine, redis_settings.redis_url, tmp_path, acknowledge_wait_ms=30_000) as up:
         yield up
 
 
@@ -54,29 +34,6 @@ def waiting_api(settings) -> Iterator[Api]:
     """An API that waits for gateways, shortly: nothing publishes its changes."""
     with running_api(replace(settings, web=settings.web.model_copy(update={"acknowledge_wait_ms": 200}))) as running:
         yield running
-
-
-# Without a platform, and before it runs: these tests empty Redis.
-def test_without_the_worker_a_revocation_says_that_it_is_not_in_force(waiting_api):
-    tenant = waiting_api.tenant()
-    key = tenant.http.post("/api/v1/api-keys", json={"name": secrets.token_hex(4)})
-    assert (key.status_code, key.json()["acknowledged"]) == (202, False)
-    revoked = tenant.http.delete(f"/api/v1/api-keys/{key.json()['id']}")
-    assert (revoked.status_code, revoked.json()["acknowledged"]) == (202, False)
-    change = tenant.http.get(revoked.json()["poll_url"]).raise_for_status().json()
-    assert change == {"acknowledged": False, "gateways": 0}
-    suspended = waiting_api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"status": "suspended"})
-    assert (suspended.status_code, suspended.json()["acknowledged"]) == (202, False)
-    assert waiting_api.admin.get(suspended.json()["poll_url"]).json()["acknowledged"] is False
-
-
-def test_a_replay_for_an_idempotency_key_says_nothing_about_gateways(waiting_api):
-    tenant = waiting_api.tenant()
-    headers = {"Idempotency-Key": secrets.token_hex(8)}
-    first, again = (tenant.http.post("/api/v1/api-keys", json={"name": "x"}, headers=headers) for _ in range(2))
-    assert (first.status_code, first.json()["acknowledged"]) == (202, False)
-    assert again.status_code == 201
-    assert "acknowledged" not in again.json()
 
 
 def confirmed(answer: httpx.Response) -> dict:
@@ -214,12 +171,12 @@ def test_a_confirmed_change_is_in_force_at_every_gateway(platform, kinds, rounds
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-def test_a_revision_that_is_shown_as_ready_can_be_called_at_every_gateway(platform, module_engine, rounds):
+def test_a_revision_that_is_shown_as_ready_can_be_called_at_every_gateway(platform, engine, rounds):
     tenant = platform.tenant
     adapter_id = tenant.http.get("/api/v1/adapters/bot").json()["id"]
     with Gateways(platform) as gateways:
         for _ in range(rounds):
-            revision, _ = ready_revision(module_engine, adapter_id, unconfirmed=True)
+            revision, _ = ready_revision(engine, adapter_id, unconfirmed=True)
             path = f"/api/v1/adapters/bot/revisions/{revision}"
             while (shown := tenant.http.get(path).json())["status"] != "ready":
                 assert (shown["status"], shown["stage"]) == ("validating", "publishing")
@@ -228,7 +185,7 @@ def test_a_revision_that_is_shown_as_ready_can_be_called_at_every_gateway(platfo
 
 
 @pytest.mark.scenario(9)
-def test_a_scheduled_version_is_in_force_at_every_gateway_from_its_instant(platform, redis_server, promised_s):
+def test_a_scheduled_version_is_in_force_at_every_gateway_from_its_instant(platform, redis, promised_s):
     """Neither earlier, nor more than two seconds later: by the worker, its loops and the gateways as they run."""
     admin, plan = platform.api.admin, platform.api.plan(limits=AMPLE)
     tenant = platform.api.tenant(plan["name"])
@@ -247,8 +204,7 @@ def test_a_scheduled_version_is_in_force_at_every_gateway_from_its_instant(platf
             assert 99 not in known[-1] or datetime.now(UTC) >= begins
         assert set(known[0]) == {LIMITS["output_tokens"]}
         assert gateways.completions(tenant.key) == {200}
-    with Redis.from_url(redis_server) as redis:
-        events = wait_until(lambda: (found := usage(redis, tenant)) and len(found) == 4 and found, what="four events")
+    events = wait_until(lambda: (found := usage(redis, tenant)) and len(found) == 4 and found, what="four events")
     (now,) = (each for each in admin.get("/api/v1/admin/plans").json()["data"] if each["id"] == plan["id"])
     assert (plan["version"], now["version"]) == (1, 2)
     expected = [each["price_version_id"] for each in (plan, plan, now, now)]
@@ -260,3 +216,25 @@ def usage(redis: Redis, tenant: Tenant) -> list[UsageEvent]:
     entries = redis.xrange(redis_keys.USAGE_STREAM)
     events = [msgspec.json.decode(fields[b"event"], type=UsageEvent) for _, fields in entries]
     return [event for event in events if event.tenant_id == tenant.id]
+
+
+def test_without_the_worker_a_revocation_says_that_it_is_not_in_force(waiting_api):
+    tenant = waiting_api.tenant()
+    key = tenant.http.post("/api/v1/api-keys", json={"name": secrets.token_hex(4)})
+    assert (key.status_code, key.json()["acknowledged"]) == (202, False)
+    revoked = tenant.http.delete(f"/api/v1/api-keys/{key.json()['id']}")
+    assert (revoked.status_code, revoked.json()["acknowledged"]) == (202, False)
+    change = tenant.http.get(revoked.json()["poll_url"]).raise_for_status().json()
+    assert change == {"acknowledged": False, "gateways": 0}
+    suspended = waiting_api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"status": "suspended"})
+    assert (suspended.status_code, suspended.json()["acknowledged"]) == (202, False)
+    assert waiting_api.admin.get(suspended.json()["poll_url"]).json()["acknowledged"] is False
+
+
+def test_a_replay_for_an_idempotency_key_says_nothing_about_gateways(waiting_api):
+    tenant = waiting_api.tenant()
+    headers = {"Idempotency-Key": secrets.token_hex(8)}
+    first, again = (tenant.http.post("/api/v1/api-keys", json={"name": "x"}, headers=headers) for _ in range(2))
+    assert (first.status_code, first.json()["acknowledged"]) == (202, False)
+    assert again.status_code == 201
+    assert "acknowledged" not in again.json()
