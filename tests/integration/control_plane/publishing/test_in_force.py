@@ -180,6 +180,7 @@ def test_a_revision_that_is_shown_as_ready_can_be_called_at_every_gateway(platfo
             path = f"/api/v1/adapters/bot/revisions/{revision}"
             while (shown := tenant.http.get(path).json())["status"] != "ready":
                 assert (shown["status"], shown["stage"]) == ("validating", "publishing")
+                time.sleep(0.01)
             assert gateways.statuses(tenant.key, f"/v1/models/bot@{revision}") == {200}
             assert tenant.http.get(path).json()["status"] == "ready", "it stays so"
 
