@@ -27,8 +27,7 @@ def texts(answer, *, stream: bool) -> list[str]:
     return [found[index] for index in sorted(found)]
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stream", "n"), [(False, 2), (True, 1)])
 def test_each_prompt_has_n_choices_and_is_billed_with_each(tenant, stream, n):
     shown = {"stream_options": {"include_usage": True}} if stream else {}
     answer = complete(tenant.sdk(), PROMPTS, n=n, stream=stream, **shown)
@@ -79,8 +78,7 @@ def test_a_caller_that_disconnects_pays_for_what_was_produced_after_each_prompt(
     assert event.cached_tokens == CACHED_TOKENS * len(PROMPTS)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("prefilled", [1_000_000, 5, None], ids=["all of them", "a part", "no report"])
+@pytest.mark.parametrize(("prefilled", "stream"), [(5, False), (None, True)], ids=["a part", "no report"])
 def test_abandoned_prompts_are_charged_as_far_as_each_was_computed(tenant, stack, stream, prefilled):
     lengths = [complete(tenant.sdk(), each, max_tokens=1).usage.prompt_tokens for each in PROMPTS]
     slowly(stack, hang=True, prefilled=prefilled)

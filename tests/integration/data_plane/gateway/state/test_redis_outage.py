@@ -16,19 +16,22 @@ from tests.fixtures import processes
 from tests.fixtures.gateway.published import Publisher
 from tests.integration.data_plane.conftest import BRISK, chat, separate_stack
 
+SETTINGS = {**BRISK, "snapshot_block_ms": 1000, "reserve_deadline_ms": 250}
+"""With the default snapshot timing, for which the promises are made."""
+
 
 @pytest.fixture(scope="module")
-def module_own(tmp_path_factory):
-    """A gateway with the default snapshot timing, for which the promises are made."""
-    settings = {**BRISK, "snapshot_block_ms": 1000, "reserve_deadline_ms": 250}
-    with separate_stack(tmp_path_factory.mktemp("own"), **settings) as running:
+def shared(tmp_path_factory):
+    """A stack whose Redis loses nothing."""
+    with separate_stack(tmp_path_factory.mktemp("shared"), **SETTINGS) as running:
         yield running
 
 
 @pytest.fixture
-def own(module_own):
-    module_own[0].witness.faults()
-    return module_own
+def own(tmp_path):
+    """A stack whose Redis the test ends or empties."""
+    with separate_stack(tmp_path, **SETTINGS) as running:
+        yield running
 
 
 def status_of(client: openai.OpenAI) -> int:
@@ -39,8 +42,8 @@ def status_of(client: openai.OpenAI) -> int:
     return 200
 
 
-def test_calls_to_a_hanging_redis_time_out(own, promised_s):
-    stack, valkey, _ = own
+def test_calls_to_a_hanging_redis_time_out(shared, promised_s):
+    stack, valkey, _ = shared
     tenant = stack.tenant()
     client = tenant.sdk()
     chat(client)
@@ -54,8 +57,8 @@ def test_calls_to_a_hanging_redis_time_out(own, promised_s):
     assert len(tenant.events()) == 2
 
 
-def test_a_revoked_key_is_refused_within_two_seconds(own, promised_s):
-    stack, _, _ = own
+def test_a_revoked_key_is_refused_within_two_seconds(shared, promised_s):
+    stack, _, _ = shared
     tenant = stack.tenant()
     client = tenant.sdk()
     began = time.monotonic()
@@ -64,8 +67,8 @@ def test_a_revoked_key_is_refused_within_two_seconds(own, promised_s):
     assert time.monotonic() - began < promised_s(2)
 
 
-def test_a_change_without_its_stream_entry_is_noticed_within_two_seconds(own, promised_s):
-    stack, _, _ = own
+def test_a_change_without_its_stream_entry_is_noticed_within_two_seconds(shared, promised_s):
+    stack, _, _ = shared
     tenant = stack.tenant()
     client = tenant.sdk()
     began = time.monotonic()
@@ -76,8 +79,8 @@ def test_a_change_without_its_stream_entry_is_noticed_within_two_seconds(own, pr
     assert time.monotonic() - began < promised_s(2)
 
 
-def test_a_rebuilt_snapshot_is_loaded_whole_within_two_seconds(own, promised_s):
-    stack, _, _ = own
+def test_a_rebuilt_snapshot_is_loaded_whole_within_two_seconds(shared, promised_s):
+    stack, _, _ = shared
     tenant = stack.tenant()
     client = tenant.sdk()
     stack.client.hdel("tenora:snapshot:keys", stack.publisher.hashed(tenant.key))
@@ -101,8 +104,8 @@ def test_a_gateway_without_a_published_snapshot_reports_that_it_is_not_ready(tmp
             assert httpx.get(f"{gateway.url}/v1/models", headers=headers).status_code == 401
 
 
-def test_several_workers_share_one_port_and_one_quota(own):
-    stack, _, _ = own
+def test_several_workers_share_one_port_and_one_quota(shared):
+    stack, _, _ = shared
     tenant = stack.tenant(requests_per_minute=20)
     with processes.gateway(stack.folder, stack.redis_url, "workers", workers=2, **BRISK) as gateway:
         served, started = 0, time.monotonic()

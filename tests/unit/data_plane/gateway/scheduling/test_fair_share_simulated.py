@@ -13,7 +13,7 @@ from tests.fixtures.virtual_time import run_in_virtual_time
 
 YIELDS = "tenora_gateway_queue_yields_total"
 PAGES = 256  # 64 requests of four pages
-SECONDS = 10.0
+SECONDS = 20.0
 
 
 @pytest.mark.parametrize(
