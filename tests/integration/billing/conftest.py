@@ -1,7 +1,7 @@
 """A stage for billing's tests: a real Postgres and Valkey, tenants with prices, and usage from the stream."""
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
@@ -16,6 +16,8 @@ from billing.prices.card import PriceCard
 from billing.reconciliation import engine_usage, totals
 from billing.settings import BillingSettings
 from billing.subscriptions import assignments
+from billing.tax import profiles, rate_table
+from billing.tax.parties import Seller
 from billing.usage.metering import Meter
 from billing.usage.stream import ReclaimedPage, UsageStream
 from billing.usage.sums import hour_of
@@ -28,10 +30,16 @@ from core.db import unit_of_work
 from core.ids import new_id
 from core.settings import RedisSettings
 from tests.fixtures.stripe_simulator import RunningSimulator, running_simulator
+from tests.fixtures.wallet import Wallet
 from tests.integration.billing.payments.conftest import PaymentStage
 
 MODEL = "smollm2-135m-instruct"
 PRICES = Prices(input_nanos=150, cached_input_nanos=75, output_nanos=600, kv_page_second_nanos=1_000)
+
+
+def month_start(now: datetime, *, ago: int) -> datetime:
+    year, month = divmod(now.year * 12 + now.month - 1 - ago, 12)
+    return datetime(year, month + 1, 1, tzinfo=UTC)
 
 
 class Stage:
@@ -114,6 +122,12 @@ class Stage:
         with unit_of_work(self.engine) as session:
             engine_usage.store(session, [report])
 
+    def tax(self, rate_ppm: int = 190_000) -> None:
+        """The seller and its tax from now on."""
+        with unit_of_work(self.engine) as session:
+            profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
+            rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=rate_ppm, effective_from=None)
+
     def reconcile(self):
         with unit_of_work(self.engine) as session:
             return totals.reconcile(session, self.redis)
@@ -151,6 +165,11 @@ def stage(engine, redis_settings: RedisSettings) -> Iterator[Stage]:
         yield Stage(engine, redis, settings)
 
 
+@pytest.fixture
+def wallet(stage) -> Wallet:
+    return Wallet(stage)
+
+
 class Collected:
     """Closed periods that are collected at the simulator, with the real rooms of invoices and credits."""
 
@@ -176,12 +195,13 @@ class Collected:
 
 
 @pytest.fixture(scope="session")
-def collecting_simulator(tmp_path_factory) -> Iterator[RunningSimulator]:
+def shared_simulator(tmp_path_factory) -> Iterator[RunningSimulator]:
+    """Tests leave customers and events in it."""
     with running_simulator(tmp_path_factory.mktemp("stripe") / "home") as simulator:
         yield simulator
 
 
 @pytest.fixture
-def collected(stage, collecting_simulator) -> Iterator[Collected]:
-    yield Collected(stage, PaymentStage(stage.engine, collecting_simulator))
-    collecting_simulator.control("DELETE", "faults")
+def collected(stage, shared_simulator) -> Iterator[Collected]:
+    yield Collected(stage, PaymentStage(stage.engine, shared_simulator))
+    shared_simulator.control("DELETE", "faults")

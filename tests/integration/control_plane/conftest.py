@@ -22,6 +22,7 @@ from core import db
 from core.settings import RedisSettings
 from tests.fixtures.control_plane.api import Api, ApiServers, control_settings, running_api
 from tests.fixtures.control_plane.every_write import EveryWrite
+from tests.fixtures.control_plane.usage import UsageRecorder
 from tests.fixtures.snapshot_keys import SIGNER
 from tests.fixtures.uploads.peft_adapters import tiny_base
 
@@ -56,6 +57,11 @@ def shared_api(module_postgres_settings, redis_server, s3_settings) -> Iterator[
     web = WebSettings(control_port=0, acknowledge_wait_ms=0)
     with running_api(control_settings(module_postgres_settings, redis, s3_settings, web=web)) as running:
         yield running
+
+
+@pytest.fixture
+def record(engine, redis) -> UsageRecorder:
+    return UsageRecorder(engine, redis)
 
 
 @pytest.fixture

@@ -5,15 +5,12 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from billing.settings import BillingSettings
-from billing.usage.metering import Meter
-from billing.usage.stream import UsageStream
 from control_plane.dollars import with_dollars
 from core import clock, redis_keys
 from core.contracts.replicas import ReplicaStatus
-from core.contracts.usage import UsageEvent
 from core.ids import new_id
 from tests.fixtures.control_plane.api import LIMITS, PRICES
+from tests.fixtures.control_plane.usage import used
 
 
 def replica(replica_id: str, state: str = "ready") -> ReplicaStatus:
@@ -27,31 +24,6 @@ def replica(replica_id: str, state: str = "ready") -> ReplicaStatus:
 def publish(redis, status: ReplicaStatus) -> None:
     redis.set(redis_keys.replica(status.id), msgspec.json.encode(status))
     redis.zadd(redis_keys.REPLICAS, {status.id: status.heartbeat_ms})
-
-
-def used(tenant_id: str, *, adapter_id: str | None = None, **counts: int) -> UsageEvent:
-    now = clock.now_ms()
-    numbers = {"input_tokens": 100, "cached_tokens": 40, "output_tokens": 7, "kv_page_ms": 9_500} | counts
-    return UsageEvent(
-        request_id=new_id("req"), tenant_id=tenant_id, key_id=new_id("key"), base_model="tiny-instruct",
-        adapter_id=adapter_id, revision_id=None, replica_id="rep_1", outcome="done",
-        started_at_ms=now - 1500, settled_at_ms=now - 500, **numbers,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def meter(engine, redis):
-    """Sends usage events through billing's consumer."""
-    stream = UsageStream(redis, "tests")
-    stream.ensure_group()
-    worker = Meter(engine, stream, BillingSettings())
-
-    def run(*events: UsageEvent) -> None:
-        for event in events:
-            redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
-        worker.process(stream.read(count=len(events), block_ms=None))
-
-    return run
 
 
 def test_replicas_are_listed_as_their_agents_report_them(api, redis):
@@ -83,11 +55,11 @@ def test_the_quota_shows_gateways_holds_and_counts(api, redis):
     assert 250 <= quota["used"]["requests_per_minute"] <= 300, "30 s of a minute whose limit is 600"
 
 
-def test_usage_is_billed_and_reconciled_exactly(api, base, meter, redis):
+def test_usage_is_billed_and_reconciled_exactly(api, base, record, redis):
     prices = {name: 10_000 * nanos for name, nanos in PRICES.items()}
     tenant, other = (api.tenant(api.plan(prices=prices)["name"]) for _ in range(2))
     adapter = tenant.adapter("router", base)
-    meter(used(tenant.id, adapter_id=adapter["id"]), used(tenant.id), used(other.id, output_tokens=1))
+    record(used(tenant.id, adapter_id=adapter["id"]), used(tenant.id), used(other.id, output_tokens=1))
     total = tenant.http.get("/api/v1/usage").json()["data"]
     assert {key: sum(row[key] for row in total) for key in ("requests", "input_tokens", "output_tokens")} == {
         "requests": 2,
@@ -129,10 +101,10 @@ def test_usage_is_billed_and_reconciled_exactly(api, base, meter, redis):
     assert rest["next_cursor"] is None
 
 
-def test_one_tenant_is_closed_after_a_dry_run_that_leaves_nothing_and_none_for_nothing(api, meter):
+def test_one_tenant_is_closed_after_a_dry_run_that_leaves_nothing_and_none_for_nothing(api, record):
     dear = api.plan(prices={"output_nanos": 10_000_000})["name"]
     one, other, cheap = api.tenant(dear), api.tenant(dear), api.tenant()
-    meter(*(used(tenant.id) for tenant in (one, other, cheap)))
+    record(*(used(tenant.id) for tenant in (one, other, cheap)))
 
     def close(**body) -> dict:
         answer = api.admin.post("/api/v1/admin/billing/close", json={"until": "now"} | body)

@@ -226,18 +226,7 @@ def test_old_audit_rows_are_moved_to_a_file_by_the_owner_and_the_rest_stays(
     assert (again.returncode, "Name a new file" in again.stderr) == (1, True)
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "DELETE FROM audit_events",
-        "UPDATE audit_events SET actor = 'x'",
-        "TRUNCATE audit_events",
-        "SET LOCAL tenora.archiving_audit = 'on'; UPDATE audit_events SET actor = 'x'",
-        "SET LOCAL tenora.archiving_audit = 'on'; TRUNCATE audit_events",
-        "SET LOCAL ROLE stranger; SET LOCAL tenora.archiving_audit = 'on'; DELETE FROM audit_events",
-    ],
-)
-def test_no_audit_row_is_changed_or_deleted_otherwise(engine, statement):
+def test_no_audit_row_is_changed_or_deleted_otherwise(engine):
     with db.unit_of_work(engine) as session:
         session.add(AuditEvent(actor="key_1", action="test.done", target="x"))
     with engine.begin() as connection:
@@ -245,8 +234,16 @@ def test_no_audit_row_is_changed_or_deleted_otherwise(engine, statement):
             "DO $$ BEGIN CREATE ROLE stranger; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
         )
         connection.exec_driver_sql("GRANT ALL ON audit_events TO stranger")
-    with pytest.raises(IntegrityError, match="only ever added"), engine.begin() as connection:
-        connection.exec_driver_sql(statement)
+    for statement in (
+        "DELETE FROM audit_events",
+        "UPDATE audit_events SET actor = 'x'",
+        "TRUNCATE audit_events",
+        "SET LOCAL tenora.archiving_audit = 'on'; UPDATE audit_events SET actor = 'x'",
+        "SET LOCAL tenora.archiving_audit = 'on'; TRUNCATE audit_events",
+        "SET LOCAL ROLE stranger; SET LOCAL tenora.archiving_audit = 'on'; DELETE FROM audit_events",
+    ):
+        with pytest.raises(IntegrityError, match="only ever added"), engine.begin() as connection:
+            connection.exec_driver_sql(statement)
 
 
 def test_an_operators_rebuild_of_the_snapshot_is_in_the_audit_trail(settings, engine):

@@ -1,7 +1,7 @@
 """Fees, included usage, discounts and calendars on invoices and on the ledger, over several closes."""
 
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 import pytest
@@ -24,7 +24,7 @@ from core import clock
 from core.contracts.grants import Prices
 from core.db import unit_of_work
 from core.periods import Period
-from tests.integration.billing.conftest import PRICES
+from tests.integration.billing.conftest import PRICES, month_start
 
 CARD = PriceCard.of_all_models(PRICES)
 DOLLAR = 1_000_000_000
@@ -34,11 +34,6 @@ DEAR = Prices(input_nanos=150_000, cached_input_nanos=75_000, output_nanos=600_0
 
 def card(**changes) -> PriceCard:
     return msgspec.structs.replace(CARD, **changes)
-
-
-def month_start(now: datetime, *, ago: int) -> datetime:
-    year, month = divmod(now.year * 12 + now.month - 1 - ago, 12)
-    return datetime(year, month + 1, 1, tzinfo=UTC)
 
 
 def joined(stage, tenant: str, at: datetime) -> None:

@@ -29,16 +29,15 @@ class CostStage:
         self.hour_ms = clock.to_ms(stage.now()) // MS_PER_HOUR * MS_PER_HOUR - 2 * MS_PER_HOUR
         self._sequence = 0
 
-    def rate(self, nanos_per_hour: int = NANOS_PER_HOUR, *, from_ms: int | None = None) -> None:
+    def rate(self, nanos_per_hour: int = NANOS_PER_HOUR, *, from_ms: int | None = None, **changes: int) -> None:
         with unit_of_work(self.engine) as session:
             price_book.add_rate(
                 session,
                 DatedRate(
                     base_model=BASE,
-                    rank_max=16,
                     effective_from=clock.from_ms(self.hour_ms - MS_PER_HOUR if from_ms is None else from_ms),
                     nanos_per_hour=nanos_per_hour,
-                    slot_nanos_per_hour=0,
+                    **({"rank_max": 16, "slot_nanos_per_hour": 0} | changes),
                 ),
             )
 

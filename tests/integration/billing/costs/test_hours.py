@@ -1,6 +1,6 @@
 """Windows from Redis to rows of hours: stored once, shared out once, adding up to rate × time."""
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 import pytest
@@ -13,6 +13,7 @@ from billing.costs.rates import MS_PER_HOUR
 from core import redis_keys
 from core.contracts.costs import WINDOW_MS_MAX
 from core.db import unit_of_work
+from tests.fixtures.together import together
 
 
 def test_windows_are_stored_once_however_often_they_arrive(costs):
@@ -202,9 +203,8 @@ def test_the_database_refuses_to_change_costs(costs):
 def test_two_workers_share_an_hour_out_once(costs):
     costs.rate()
     costs.store(*(costs.window(10 * n, 10 * n + 10, replica_id=f"rep_{n}", final=True) for n in range(6)))
-    with ThreadPoolExecutor(2) as workers:
-        stored = list(workers.map(lambda _: allocate_due(costs.engine, costs.settings).hours, range(2)))
-    assert sum(stored) == 6
+    stored = together(*[partial(allocate_due, costs.engine, costs.settings)] * 2)
+    assert sum(each.hours for each in stored) == 6
     assert costs.rows() == {"idle": 60_000_000}
 
 

@@ -4,28 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-from billing.costs import price_book
-from billing.costs.price_book import DatedRate
+from billing.costs.hours import allocate_due
 from core import clock
-from core.db import unit_of_work
 from tests.integration.billing.costs.conftest import BASE, NANOS_PER_HOUR
-from tests.integration.billing.costs.test_commands import billing  # noqa: F401 (a fixture)
 
 HOUR_S = 3_600
-
-
-def rate(costs, slot_nanos_per_hour: int, rank_max: int = 16) -> None:
-    with unit_of_work(costs.engine) as session:
-        price_book.add_rate(
-            session,
-            DatedRate(
-                base_model=BASE,
-                rank_max=rank_max,
-                effective_from=costs.at(-1),
-                nanos_per_hour=NANOS_PER_HOUR,
-                slot_nanos_per_hour=slot_nanos_per_hour,
-            ),
-        )
 
 
 def pin(costs, tenant: str, name: str, from_s: int, until_s: int | None = None, rank_class: int = 16) -> None:
@@ -40,27 +23,27 @@ def pin(costs, tenant: str, name: str, from_s: int, until_s: int | None = None, 
 
 
 @pytest.mark.scenario(177)
-def test_two_pinned_slots_of_eight_cost_their_declared_rate_out_of_idle(costs, billing):  # noqa: F811
+def test_two_pinned_slots_of_eight_cost_their_declared_rate_out_of_idle(costs):
     (tenant,) = costs.tenants(1)
-    rate(costs, NANOS_PER_HOUR // 8)
+    costs.rate(slot_nanos_per_hour=NANOS_PER_HOUR // 8)
     for name in ("ad_1@a", "ad_1@b"):
         pin(costs, tenant, name, -99)
     costs.store(costs.window(0, HOUR_S, final=True))
-    assert billing("allocate-costs").stdout == "1 hours of replicas shared out\n"
+    assert allocate_due(costs.engine, costs.settings).hours == 1
     assert costs.rows() == {tenant: NANOS_PER_HOUR // 4, "idle": NANOS_PER_HOUR * 3 // 4}
     kinds = costs.stage.rows("SELECT kind, adapter_id, plan_id FROM cost_rows WHERE tenant_id <> ''")
     assert [tuple(row.values()) for row in kinds] == [("pinned", "ad_1", costs.stage.plan_of(tenant))]
 
 
-def test_a_part_of_an_hour_costs_its_part_and_another_pool_pays_nothing(costs, billing):  # noqa: F811
+def test_a_part_of_an_hour_costs_its_part_and_another_pool_pays_nothing(costs):
     (tenant,) = costs.tenants(1)
-    rate(costs, NANOS_PER_HOUR // 8)
-    rate(costs, NANOS_PER_HOUR // 8, rank_max=64)
+    costs.rate(slot_nanos_per_hour=NANOS_PER_HOUR // 8)
+    costs.rate(slot_nanos_per_hour=NANOS_PER_HOUR // 8, rank_max=64)
     pin(costs, tenant, "ad_1@a", 900, 2_700, rank_class=8)
     costs.store(
         costs.window(0, HOUR_S, final=True),
         costs.window(0, HOUR_S, final=True, replica_id="rep_64", boot_id="boot_64", rank_max=64),
     )
-    billing("allocate-costs").check_returncode()
+    allocate_due(costs.engine, costs.settings)
     assert costs.stage.value("SELECT nanos FROM cost_rows WHERE tenant_id <> ''") == NANOS_PER_HOUR // 16
     assert costs.stage.value("SELECT replica_id FROM cost_rows WHERE tenant_id <> ''") == "rep_1"

@@ -177,8 +177,12 @@ def test_the_saving_says_when_there_is_no_price_to_compare_with(costs, used):
 
 @pytest.mark.parametrize(
     ("start", "end", "param"),
-    [(timedelta(minutes=1), timedelta(hours=1), "start"), (timedelta(hours=1), timedelta(), "end"), (timedelta(days=-401), timedelta(), "start")],
-)  # fmt: skip
+    [
+        (timedelta(minutes=1), timedelta(hours=1), "start"),
+        (timedelta(hours=1), timedelta(), "end"),
+        (timedelta(days=-401), timedelta(), "start"),
+    ],
+)
 def test_a_period_that_is_not_of_whole_hours_is_refused(costs, start, end, param):
     with pytest.raises(InvalidRequest) as refused:
         reported(costs, start=costs.at(0) + start, end=costs.at(0) + end)

@@ -19,7 +19,7 @@ from billing.usage.amendments import AmendedQuantities
 from core.contracts.grants import Prices
 from core.db import unit_of_work
 from core.periods import bucket_start
-from tests.fixtures.wallet import DOLLAR, Wallet
+from tests.fixtures.wallet import DOLLAR
 from tests.integration.billing.resources.conftest import ResourceStage
 
 HOUR = timedelta(hours=1)
@@ -38,11 +38,6 @@ CARD = msgspec.structs.replace(
         ),
     ),
 )
-
-
-@pytest.fixture
-def wallet(stage) -> Wallet:
-    return Wallet(stage)
 
 
 @pytest.fixture

@@ -94,18 +94,3 @@ def test_a_plan_writes_nothing_and_says_what_the_close_does(stage, wallet):
         planned = burning.CreditPlan(session, tenant).pay_promotional(period, lines)
     assert len(stage.rows("SELECT * FROM credit_entries")) == 1
     assert close(stage, tenant).promotional == planned
-
-
-def test_a_close_uses_credit_and_leaves_the_rest_due(stage, wallet):
-    tenant = stage.tenant()
-    wallet.granted(tenant, 6)
-    wallet.granted(tenant, 3, kind="promotional")
-    wallet.spend(tenant, 12)
-    (invoice,) = stage.close()
-    assert (invoice.total_cents, invoice.amount_due_cents, invoice.status) == (900, 300, "open")
-    assert wallet.balance(tenant).balance_nanos == 0
-    assert wallet.account("receivable", tenant) == 3 * DOLLAR
-    assert wallet.account("usage_unbilled", tenant) == 0
-    named = stage.rows("SELECT DISTINCT invoice_id FROM credit_entries WHERE kind = 'burn'")
-    assert [each["invoice_id"] for each in named] == [invoice.id]
-    wallet.check()

@@ -1,7 +1,7 @@
 """Granting, refunding, voiding and expiring lots of credit, with their ledger."""
 
 from datetime import timedelta
-from threading import Barrier, Thread
+from functools import partial
 
 import pytest
 from sqlalchemy.exc import IntegrityError
@@ -9,6 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from billing.credits import lots
 from core.db import unit_of_work
 from core.errors import AppError
+from tests.fixtures.together import together
 
 DOLLAR = 1_000_000_000
 
@@ -49,20 +50,10 @@ def test_a_grant_is_posted_and_shown(stage, wallet):
 
 @pytest.mark.scenario(79)
 def test_one_reference_grants_once_also_by_two_workers_at_once(stage, wallet):
-    tenant, start = stage.tenant(), Barrier(2)
-    granted = []
+    tenant = stage.tenant()
 
-    def top_up() -> None:
-        start.wait()
-        granted.append(wallet.grant(tenant, 25, reference="pi_1"))
-
-    workers = [Thread(target=top_up) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    granted = together(*[partial(wallet.grant, tenant, 25, reference="pi_1")] * 2)
     assert len({lot.id for lot in granted}) == 1
-    assert len(granted) == 2
     assert wallet.balance(tenant).balance_nanos == 25 * DOLLAR
     other = refused(lambda: wallet.grant(tenant, 26, reference="pi_1"))
     assert (other.code, other.param) == ("credit_reference_used", "reference")

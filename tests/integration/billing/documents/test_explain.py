@@ -71,19 +71,6 @@ def recorded(stage) -> dict:
     }
 
 
-def test_lines_of_models_and_adapters_are_their_requests(stage):
-    tenant = stage.tenant(DEAR)
-    stage.bill(
-        stage.event(tenant, settled_at_ms=stage.ago_ms(hours=30)),
-        *(stage.event(tenant, adapter_id=f"ad_{n % 3}", settled_at_ms=stage.ago_ms(minutes=97 * n)) for n in range(12)),
-        stage.event(tenant, adapter_id="ad_1", rank_class=16, kv_page_ms=999),
-        stage.event(tenant, base_model="other", output_tokens=0, cached_tokens=0),
-    )
-    (invoice,) = stage.close()
-    found = explained(stage, invoice.id)
-    assert used_of(stage, found) == Counter(recorded(stage))
-
-
 def test_an_hour_in_which_periods_meet_is_shared_exactly(stage):
     tenant = stage.tenant(DEAR)
     hour = stage.now().replace(minute=0, second=0, microsecond=0) - timedelta(hours=3)
@@ -231,7 +218,7 @@ def test_included_units_are_the_first_of_each_adapter_and_the_rest_is_in_tiers_o
 
 
 @pytest.mark.scenario(111)
-@pytest.mark.parametrize("requests", [5_000, pytest.param(40_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("requests", [2_000, pytest.param(40_000, marks=pytest.mark.soak)])
 def test_a_line_of_thousands_of_requests_is_explained_in_pages(stage, monkeypatch, requests):
     monkeypatch.setattr(seeding, "_RECORDS", seeding._RECORDS.replace("(n % :adapters)", "0"))
     seeding.seed(stage.engine, prefix="tn_many_", tenants=1, records=requests, first=1)

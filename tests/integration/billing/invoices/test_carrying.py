@@ -1,6 +1,6 @@
 """Periods below a cent get no invoice, and nothing of them is lost."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 
 import pytest
@@ -11,14 +11,14 @@ from billing.invoicing.drafts import read_drafts
 from core import clock
 from core.contracts.grants import Prices
 from core.db import unit_of_work
+from tests.integration.billing.conftest import month_start
 
 MILLICENT = Prices(input_nanos=1_000_000, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
 
 
 def months(now: datetime) -> list[datetime]:
     """The starts of the last six months, oldest first."""
-    first = now.year * 12 + now.month - 1
-    return [datetime((first - back) // 12, (first - back) % 12 + 1, 1, tzinfo=UTC) for back in range(6, -1, -1)]
+    return [month_start(now, ago=ago) for ago in range(6, -1, -1)]
 
 
 @pytest.fixture

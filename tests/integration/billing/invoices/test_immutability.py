@@ -46,14 +46,6 @@ FROM (SELECT id FROM transfers WHERE kind = 'usage' ORDER BY id LIMIT 1) t, acco
 
 
 @pytest.mark.scenario(109)
-def test_a_final_invoice_accepts_no_line_not_even_of_amount_zero(stage):
-    stage.bill(stage.event(stage.tenant()))
-    stage.close()
-    with pytest.raises(sa.exc.IntegrityError, match="is final"):
-        stage.change(FURTHER_LINE)
-
-
-@pytest.mark.scenario(109)
 def test_the_transfer_of_an_invoiced_record_accepts_no_record(stage):
     stage.bill(stage.event(stage.tenant()))
     stage.close()

@@ -42,9 +42,9 @@ def closer(dsn: str, until: str) -> subprocess.Popen[str]:
 
 @pytest.mark.scenario(108)
 @pytest.mark.scenario(164)
-@pytest.mark.parametrize(("closers", "kills"), [(3, 1), pytest.param(8, 3, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("closers", "kills"), [(2, 1), pytest.param(8, 3, marks=pytest.mark.soak)])
 def test_closes_of_which_some_are_killed_leave_numbers_without_gap_or_double(stage, postgres_settings, closers, kills):
-    tenants = [stage.tenant() for _ in range(60)]
+    tenants = [stage.tenant() for _ in range(40)]
     stage.bill(*(stage.event(tenant, output_tokens=100_000) for tenant in tenants))
     processes = [closer(postgres_settings.postgres_dsn, stage.now().isoformat()) for _ in range(closers)]
     for process in processes:

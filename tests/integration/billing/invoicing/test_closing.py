@@ -20,6 +20,7 @@ from core.errors import InvalidRequest
 from core.money import cents_to_nanos, round_to_cents
 from core.struct_types import view_of
 from tests.conftest import wait_until
+from tests.fixtures.together import together
 
 DEAR = Prices(input_nanos=150_000, cached_input_nanos=75_003, output_nanos=600_007, kv_page_second_nanos=1_000_001)
 
@@ -134,22 +135,7 @@ def test_a_tenant_that_cannot_be_closed_stops_no_other(stage):
 def test_two_concurrent_closes_bill_everything_once(stage):
     tenants = [stage.tenant() for _ in range(5)]
     stage.bill(*(stage.event(tenant) for tenant in tenants for _ in range(20)))
-    together = threading.Barrier(4)
-    closed, failures = [], []
-
-    def close() -> None:
-        together.wait()
-        try:
-            closed.extend(stage.close())
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the test shows it
-            failures.append(failure)
-
-    threads = [threading.Thread(target=close) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    closed = [invoice for made in together(*[stage.close] * 4) for invoice in made]
     assert sorted(invoice.tenant_id for invoice in closed) == sorted(tenants)
     assert {invoice.number for invoice in closed} == {f"TNR-{number:06d}" for number in range(1, 6)}
 

@@ -1,7 +1,7 @@
 """Payments, credit notes, voids and write-offs of final invoices: what is due, who owes what, and what is refused."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -12,12 +12,11 @@ from billing.invoicing import closing
 from billing.invoicing.credit_notes import issue_credit_note
 from billing.invoicing.endings import void_invoice, write_off
 from billing.ledger import AccountRef
-from billing.tax import profiles, rate_table
-from billing.tax.parties import Seller
 from core.contracts.grants import Prices
 from core.db import unit_of_work
 from core.errors import AppError, Conflict, InvalidRequest
 from tests.conftest import wait_until
+from tests.fixtures.together import together
 
 CENT = Prices(input_nanos=10_000_000, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
 
@@ -82,11 +81,6 @@ class Desk:
         tables = ("entries", "transfers", "invoice_events", "credit_notes", "credit_note_tax_lines", "documents")
         return [self.stage.rows(f"SELECT * FROM {table} ORDER BY 1, 2") for table in tables]
 
-    def vat(self, rate_ppm: int) -> None:
-        with unit_of_work(self.stage.engine) as session:
-            profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-            rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=rate_ppm, effective_from=None)
-
 
 @pytest.fixture
 def desk(stage) -> Desk:
@@ -136,7 +130,7 @@ def test_notes_cannot_exceed_the_invoice(desk):
 
 @pytest.mark.scenario(118)
 def test_partial_notes_leave_exactly_nothing_of_net_and_tax(desk):
-    desk.vat(190_000)
+    desk.stage.tax()
     invoice = desk.invoice(5_000)
     assert (invoice.net_cents, invoice.tax_cents, invoice.total_cents) == (5_000, 950, 5_950)
     notes = [desk.note(invoice, 1_000) for _ in range(5)]
@@ -237,20 +231,8 @@ def test_the_same_note_twice_is_one(desk):
 def test_of_two_admins_at_once_one_gets_the_last_thirty_dollars(desk):
     invoice = desk.invoice(10_000)
     desk.note(invoice, 7_000)
-    together, outcomes = threading.Barrier(2), []
-
-    def issue() -> None:
-        together.wait()
-        try:
-            outcomes.append(desk.note(invoice, 3_000).number)
-        except Conflict as error:
-            outcomes.append(error.code)
-
-    threads = [threading.Thread(target=issue) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    notes = together(*[partial(desk.note, invoice, 3_000)] * 2)
+    outcomes = [each.code if isinstance(each, Conflict) else each.number for each in notes]
     assert sorted(outcomes) == ["TNR-C-000002", "credit_exceeds_invoice"]
     assert desk.cents("revenue") == 0
 
@@ -316,21 +298,3 @@ def test_the_database_refuses_an_event_that_does_not_follow(desk):
     ):
         with pytest.raises(Exception, match=r"refused|does not follow|not its next"):
             desk.stage.change(EVENT, id=invoice.id, **values)
-
-
-def test_documents_and_events_are_written_once(desk):
-    desk.vat(190_000)
-    desk.note(desk.invoice(100), 10)
-    for sql in (
-        "UPDATE invoice_events SET amount_cents = 0",
-        "DELETE FROM invoice_events",
-        "UPDATE credit_notes SET reason = 'x'",
-        "DELETE FROM credit_note_tax_lines",
-        "UPDATE documents SET number = number + 1",
-        "TRUNCATE documents",
-        "INSERT INTO credit_note_tax_lines SELECT credit_note_id, 9, name, 0, 0, 0, NULL FROM credit_note_tax_lines",
-        "INSERT INTO invoice_tax_lines SELECT invoice_id, 9, name, rate_ppm, 0, 0, note FROM invoice_tax_lines",
-        "INSERT INTO invoice_credits SELECT id, 1, 'lot_1', 1, 0 FROM invoices",
-    ):
-        with pytest.raises(Exception, match="refused"):
-            desk.stage.change(sql)

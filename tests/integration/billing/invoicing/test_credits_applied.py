@@ -10,8 +10,6 @@ from billing.invoices.queries import read_document
 from billing.invoicing import closing
 from billing.invoicing.drafts import read_drafts
 from billing.ledger import AccountRef
-from billing.tax import profiles, rate_table
-from billing.tax.parties import Seller
 from core.contracts.grants import Prices
 from core.db import unit_of_work
 from core.money import NANOS_PER_DOLLAR
@@ -24,9 +22,8 @@ CENT = Prices(input_nanos=10_000_000, cached_input_nanos=0, output_nanos=0, kv_p
 def tenant(stage) -> str:
     """A tenant with $10 of promotional and $50 of paid credit, in a country with 19 % VAT."""
     tenant = stage.tenant(CENT)
+    stage.tax()
     with unit_of_work(stage.engine) as session:
-        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
         for kind, dollars in (("promotional", 10), ("paid", 50)):
             grant(
                 session,
@@ -34,9 +31,6 @@ def tenant(stage) -> str:
                 kind=kind,
                 amount_nanos=dollars * NANOS_PER_DOLLAR,
                 priority=0,
-                effective_from=None,
-                expires_at=None,
-                models=(),
                 reference=kind,
             )
     return tenant
@@ -75,9 +69,7 @@ def test_promotional_credit_lowers_the_tax_and_paid_credit_pays_it(stage, tenant
 )
 def test_the_drafts_of_two_periods_share_the_credit_as_their_invoices_do(stage, lots, promised):
     tenant, wallet = stage.tenant(), Wallet(stage)
-    with unit_of_work(stage.engine) as session:
-        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=200_000, effective_from=None)
+    stage.tax(200_000)
     for dollars, terms in lots:
         wallet.granted(tenant, dollars, **terms)
     month = stage.now().replace(day=1, hour=0, minute=0, second=0, microsecond=0)

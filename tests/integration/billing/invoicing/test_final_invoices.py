@@ -1,6 +1,6 @@
 """The final invoice of a tenant that has left: what it paid ahead comes back on it, once, with its tax."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 import pytest
@@ -13,12 +13,11 @@ from billing.invoicing.closing import close_tenant
 from billing.invoicing.drafts import read_drafts
 from billing.invoicing.schedule import PeriodSchedule
 from billing.prices.card import PriceCard
-from billing.tax import profiles, rate_table
-from billing.tax.parties import Seller
 from core.contracts.grants import Prices
 from core.db import unit_of_work
 from core.money import NANOS_PER_DOLLAR as DOLLAR
 from tests.fixtures.money_checks import MoneyChecks
+from tests.integration.billing.conftest import month_start
 
 FEE = 30 * DOLLAR
 PRICES = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=600, kv_page_second_nanos=0)
@@ -28,17 +27,13 @@ NO_GRACE = timedelta(0)
 @pytest.fixture
 def months(stage) -> list[datetime]:
     """The starts of this month and the two before, oldest first."""
-    now = stage.now()
-    first = now.year * 12 + now.month - 1
-    return [datetime((first - back) // 12, (first - back) % 12 + 1, 1, tzinfo=UTC) for back in (2, 1, 0, -1)]
+    return [month_start(stage.now(), ago=ago) for ago in (2, 1, 0, -1)]
 
 
 @pytest.fixture
 def tenant(stage, months) -> str:
     """A tenant that has paid a fee ahead for two months, with 20 % VAT, and left within this month."""
-    with unit_of_work(stage.engine) as session:
-        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=200_000, effective_from=None)
+    stage.tax(200_000)
     card = PriceCard.of_all_models(PRICES)
     tenant = stage.tenant(card=msgspec.structs.replace(card, base_fee_nanos=FEE, base_fee_when="advance"))
     stage.change("ALTER TABLE plan_assignments DISABLE TRIGGER USER")

@@ -1,25 +1,21 @@
 """The schedule closes ended periods after their grace, each on its own."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
 from billing.invoicing.schedule import PeriodSchedule
 from core import clock
 from core.contracts.grants import Prices
+from tests.integration.billing.conftest import month_start
 
 HOUR = timedelta(hours=1)
 DEAR = Prices(input_nanos=150_000, cached_input_nanos=75_000, output_nanos=600_000, kv_page_second_nanos=1_000_000)
 
 
-def months_ago(now: datetime, months: int) -> datetime:
-    year, month = divmod(now.year * 12 + now.month - 1 - months, 12)
-    return datetime(year, month + 1, 1, tzinfo=UTC)
-
-
 def test_an_ended_month_is_invoiced_and_the_running_one_is_not(stage):
     tenant = stage.tenant(DEAR)
-    this_month = months_ago(stage.now(), 0)
+    this_month = month_start(stage.now(), ago=0)
     last = stage.event(tenant, settled_at_ms=clock.to_ms(this_month) - 1, output_tokens=7)
     stage.bill(last, stage.event(tenant, settled_at_ms=clock.to_ms(this_month), output_tokens=9))
     PeriodSchedule(stage.engine, grace=timedelta(0)).run_once()
@@ -34,7 +30,7 @@ def test_an_ended_month_is_invoiced_and_the_running_one_is_not(stage):
 def test_a_period_stays_open_for_late_usage_until_its_grace_is_over(stage):
     tenant = stage.tenant(DEAR)
     now = stage.now()
-    this_month = months_ago(now, 0)
+    this_month = month_start(now, ago=0)
     stage.bill(stage.event(tenant, settled_at_ms=clock.to_ms(this_month) - 10))
     PeriodSchedule(stage.engine, grace=now - this_month + HOUR).run_once()
     assert stage.value("SELECT count(*) FROM invoices") == 0
@@ -47,7 +43,7 @@ def test_a_period_stays_open_for_late_usage_until_its_grace_is_over(stage):
 @pytest.mark.scenario(63)
 def test_usage_that_arrives_after_the_invoice_is_marked_late_on_the_next(stage):
     tenant = stage.tenant(DEAR)
-    this_month = months_ago(stage.now(), 0)
+    this_month = month_start(stage.now(), ago=0)
     stage.bill(stage.event(tenant, settled_at_ms=clock.to_ms(this_month) - 10))
     PeriodSchedule(stage.engine, grace=timedelta(0)).run_once()
     before = stage.rows("SELECT * FROM invoices")
@@ -55,7 +51,7 @@ def test_usage_that_arrives_after_the_invoice_is_marked_late_on_the_next(stage):
     stage.bill(stage.event(tenant, output_tokens=1))
     (invoice,) = stage.close()
     outputs = [line for line in stage.invoice(invoice.id).lines if line.kind == "output_tokens"]
-    assert [(line.quantity, line.late_for) for line in outputs] == [(1, None), (30, months_ago(this_month, 1))]
+    assert [(line.quantity, line.late_for) for line in outputs] == [(1, None), (30, month_start(this_month, ago=1))]
     assert stage.rows("SELECT * FROM invoices WHERE id <> :i", i=invoice.id) == before
 
 
@@ -63,7 +59,7 @@ def test_usage_that_arrives_after_the_invoice_is_marked_late_on_the_next(stage):
 def test_each_missed_period_gets_an_invoice_of_its_own_in_order(stage):
     tenant = stage.tenant(DEAR)
     now = stage.now()
-    starts = [months_ago(now, months) for months in (3, 2, 1, 0)]
+    starts = [month_start(now, ago=months) for months in (3, 2, 1, 0)]
     for number, start in enumerate(starts[:3]):
         if number != 1:  # a month without usage ends without an invoice
             stage.bill(stage.event(tenant, settled_at_ms=clock.to_ms(start) + 5_000, output_tokens=number + 1))

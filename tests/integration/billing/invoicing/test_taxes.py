@@ -20,9 +20,7 @@ GRACE = timedelta(hours=1)
 
 @pytest.fixture
 def german(stage) -> None:
-    with unit_of_work(stage.engine) as session:
-        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
+    stage.tax()
 
 
 def buyer(stage, **details) -> str:

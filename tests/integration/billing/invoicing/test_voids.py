@@ -2,8 +2,8 @@
 lines are on the next invoice, or on none.
 """
 
-import threading
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy.exc import IntegrityError
@@ -15,19 +15,15 @@ from billing.invoices.queries import read_document
 from billing.invoicing import drafts
 from billing.invoicing.credit_notes import issue_credit_note
 from billing.invoicing.endings import void_invoice
-from billing.tax import profiles, rate_table
-from billing.tax.parties import Buyer, Seller
+from billing.tax import profiles
+from billing.tax.parties import Buyer
 from core.db import unit_of_work
 from core.errors import Conflict
 from tests.fixtures.money_checks import MoneyChecks
-from tests.fixtures.wallet import DOLLAR, Wallet
+from tests.fixtures.together import together
+from tests.fixtures.wallet import DOLLAR
 
 CENT = DOLLAR // 100
-
-
-@pytest.fixture
-def wallet(stage) -> Wallet:
-    return Wallet(stage)
 
 
 @pytest.fixture
@@ -36,19 +32,13 @@ def checks(stage) -> MoneyChecks:
     return MoneyChecks(stage.engine)
 
 
-def vat(stage) -> None:
-    with unit_of_work(stage.engine) as session:
-        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
-
-
 def void(stage, invoice_id: str, *, write_off: bool = True):
     with unit_of_work(stage.engine) as session:
         return void_invoice(session, invoice_id=invoice_id, reason="wrong plan", write_off=write_off)
 
 
 def test_a_void_invoice_is_on_the_next_one_once_with_the_address_of_then(stage, wallet, checks):
-    vat(stage)
+    stage.tax()
     tenant = stage.tenant()
     gift = wallet.granted(tenant, 10, kind="promotional")
     wallet.granted(tenant, 1)
@@ -120,30 +110,8 @@ def test_usage_of_before_an_expiry_uses_the_credit_on_the_next_invoice_too(stage
     checks.check()
 
 
-def test_promotional_credit_comes_back_and_pays_again(stage, wallet, checks):
-    tenant = stage.tenant()
-    gift = wallet.granted(tenant, 10, kind="promotional")
-    wallet.spend(tenant, 30)
-    (invoice,) = stage.close()
-    assert (invoice.amount_nanos, invoice.net_cents, invoice.status) == (30 * DOLLAR, 2_000, "open")
-    checks.check()
-    assert wallet.lot(tenant, gift).balance_nanos == 0
-    void(stage, invoice.id)
-    checks.check()
-    shown = wallet.lot(tenant, gift)
-    assert (shown.balance_nanos, shown.invoiced_nanos, shown.status) == (10 * DOLLAR, 0, "active")
-    assert wallet.account("revenue") == 0
-    assert wallet.account("receivable", tenant) == 0
-    assert wallet.account("credits_promotional", tenant) == -10 * DOLLAR
-    wallet.spend(tenant, 12)
-    (following,) = stage.close()
-    assert following.net_cents == 200
-    checks.check()
-    wallet.check()
-
-
 def test_paid_credit_and_balance_that_paid_a_part_come_back_with_the_tax(stage, wallet, checks):
-    vat(stage)
+    stage.tax()
     tenant = stage.tenant()
     gift = wallet.granted(tenant, 3, kind="promotional")
     paid = wallet.granted(tenant, 5)
@@ -221,22 +189,10 @@ def test_voids_at_once_with_a_close_give_back_once_and_deadlock_never(stage, wal
     wallet.spend(tenant, 30)
     (invoice,) = stage.close()
     wallet.spend(tenant, 6)
-    start, results = threading.Barrier(4), []
-
-    def act(do) -> None:
-        start.wait()
-        try:
-            results.append(do())
-        except Conflict as refusal:
-            results.append(refusal.code)
-
-    acts = [*[lambda: void(stage, invoice.id).status] * 3, lambda: len(stage.close())]
-    workers = [threading.Thread(target=act, args=(each,)) for each in acts]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert sorted(results, key=str) == [1, "invoice_not_open", "invoice_not_open", "void"]
+    *voided, closed = together(*[partial(void, stage, invoice.id)] * 3, stage.close)
+    assert len(closed) == 1
+    ends = sorted(each.code if isinstance(each, Conflict) else each.status for each in voided)
+    assert ends == ["invoice_not_open", "invoice_not_open", "void"]
     entries = stage.rows("SELECT kind, amount_nanos FROM credit_entries WHERE kind = 'return'")
     assert [dict(each) for each in entries] == [{"kind": "return", "amount_nanos": 10 * DOLLAR}]
     assert wallet.lot(tenant, lot).balance_nanos + wallet.lot(tenant, lot).invoiced_nanos == 10 * DOLLAR

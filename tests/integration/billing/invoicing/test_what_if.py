@@ -69,7 +69,7 @@ uses = st.lists(
 
 
 @pytest.mark.scenario(186)
-@examples(10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10, quick=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cards, cards, uses)
 def test_a_simulation_equals_what_the_same_usage_costs_on_a_plan_with_that_card(stage, now, then, used):
     def bill(card: PriceCard) -> str:

@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from threading import Barrier, Thread
 
 import pytest
 
@@ -16,11 +15,10 @@ from billing.limits.terms import TermsPatch
 from billing.limits.views import AutoTopUp
 from billing.payments.top_ups import TopUpStanding, buy_if_due, is_due
 from billing.subscriptions.ending import end_subscription
-from billing.tax import profiles, rate_table
-from billing.tax.parties import Seller
 from billing.usage.metering import ActiveTenants
 from core.db import unit_of_work
 from core.ids import new_id
+from tests.fixtures.together import together
 
 DOLLAR = 1_000_000_000
 
@@ -68,9 +66,7 @@ def test_a_prepaid_tenant_may_be_charged_at_most_its_credit(stage, wallet, runne
 
 
 def test_a_prepaid_tenant_with_tax_owes_nothing_when_its_ceiling_is_reached(stage, wallet, runner):
-    with unit_of_work(stage.engine) as session:
-        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
+    stage.tax()
     tenant = stage.tenant()
     wallet.granted(tenant, 50)
     shown = change(stage, tenant, mode="prepaid", balance_floors_nanos=(0,))
@@ -88,24 +84,6 @@ def test_a_prepaid_tenant_with_tax_owes_nothing_when_its_ceiling_is_reached(stag
     assert len(alerts) == 1
     with unit_of_work(stage.engine) as session:
         assert terms.read(session, tenant).headroom_nanos == 0
-
-
-def test_credit_is_bought_when_what_is_left_is_held_back_for_tax(stage, wallet):
-    with unit_of_work(stage.engine) as session:
-        profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
-        rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=190_000, effective_from=None)
-    tenant = stage.tenant()
-    wallet.granted(tenant, 50)
-    top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=5_000)
-    change(stage, tenant, mode="prepaid", auto_top_up=top_up)
-    wallet.spend(tenant, 39)
-    SpendingRunner(
-        stage.engine,
-        ActiveTenants(),
-        invoice_now=partial(close_tenant, stage.engine),
-        buy_credit=partial(buy_if_due, stage.engine),
-    ).run_once()
-    assert bought(stage) == [2_500]
 
 
 def test_without_terms_or_credit_there_is_no_ceiling_and_without_credit_a_prepaid_tenant_stops(stage, wallet):
@@ -252,27 +230,21 @@ def bought(stage) -> list[int]:
 
 @pytest.mark.scenario(84)
 def test_two_workers_that_see_a_low_balance_at_once_start_one_payment(stage, wallet):
-    tenant, start = stage.tenant(), Barrier(2)
+    tenant = stage.tenant()
     wallet.granted(tenant, 12)
     top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=5_000)
     change(stage, tenant, mode="prepaid", auto_top_up=top_up)
     wallet.spend(tenant, 9)
 
-    def look() -> None:
-        runner = SpendingRunner(
+    def worker() -> SpendingRunner:
+        return SpendingRunner(
             stage.engine,
             ActiveTenants(),
             invoice_now=partial(close_tenant, stage.engine),
             buy_credit=partial(buy_if_due, stage.engine),
         )
-        start.wait()
-        runner.run_once()
 
-    workers = [Thread(target=look) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    together(worker().run_once, worker().run_once)
     assert bought(stage) == [2_500]
 
 

@@ -81,9 +81,3 @@ def test_a_limit_is_replaced_listed_and_deleted_and_their_number_is_bounded(stag
         spend_limits.delete_limit(session, tenant_id=tenant, limit_id=first.id)
     with unit_of_work(stage.engine) as session, pytest.raises(AppError, match="not found"):
         spend_limits.delete_limit(session, tenant_id=tenant, limit_id=first.id)
-
-
-def test_a_tenants_month_in_its_zone_is_that_of_its_calendar(stage):
-    assert BillingCalendar(zone="Europe/Berlin").period_at(stage.now()) == window_at(
-        "Europe/Berlin", "month", stage.now()
-    )

@@ -1,18 +1,22 @@
 """Deliveries to real receivers: signed, retried with the same id, in order, and once unless a worker dies."""
 
+import os
 import threading
 
 import pytest
 from sqlalchemy.exc import OperationalError
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from billing.notifications import metrics
 from billing.notifications.delivery import DeliveryRunner
 from billing.notifications.delivery_queue import DeliveryQueue
 from billing.notifications.retries import SendResult
 from billing.notifications.settings import DeliverySettings
+from control_plane import database_roles
+from core import redis_acl
 from core.db import unit_of_work
 from tests.conftest import wait_until
+from tests.fixtures.billing_worker import worker
+from tests.fixtures.least_privilege import user_url
 from tests.fixtures.notifications.receivers import webhook_receiver
 from tests.integration.billing.notifications.conftest import BOX
 
@@ -146,22 +150,6 @@ def test_a_delivery_whose_worker_died_is_attempted_again_when_its_lease_ends(ale
     assert (row["state"], row["attempts"], row["last_error"]) == ("delivered", 2, None)
 
 
-@pytest.mark.parametrize("late", [SendResult(), SendResult(error="refused"), SendResult(error="gone", gone=True)])
-def test_a_result_after_the_lease_does_not_decide_over_the_attempt_of_another_worker(alerts, hook, late):
-    endpoint, _ = alerts.endpoint("tn_1", hook.url)
-    alerts.notify("tn_1", "spend:50")
-    (slow,) = alerts.queue.claim(1)
-    alerts.pass_time(seconds=alerts.settings.notifications_lease_s + 1)
-    (second,) = alerts.queue.claim(1)
-    before = (alerts.deliveries(endpoint), alerts.state(endpoint))
-    counted = metrics.LATE_RESULTS._value.get()
-    alerts.queue.record(slow, late)
-    assert (alerts.deliveries(endpoint), alerts.state(endpoint)) == before
-    assert metrics.LATE_RESULTS._value.get() == counted + 1
-    alerts.queue.record(second, SendResult())
-    assert alerts.deliveries(endpoint)[0]["state"] == "delivered"
-
-
 def test_two_workers_together_keep_the_limit_of_connections_to_an_endpoint(alerts, hook):
     alerts.endpoint("tn_1", hook.url)
     for number in range(12):
@@ -177,21 +165,6 @@ def test_two_workers_together_keep_the_limit_of_connections_to_an_endpoint(alert
         wait_until(lambda: len(hook.received) == 12, what="all messages")
     assert hook.running_max == 3
     assert len(set(hook.ids)) == 12
-
-
-def test_an_endpoint_that_hangs_does_not_hold_up_another(alerts, hook):
-    slow, _ = alerts.endpoint("tn_1", hook.url)
-    hook.hold.clear()
-    with webhook_receiver() as quick, alerts.delivering():
-        alerts.endpoint("tn_2", quick.url)
-        for number in range(20):
-            alerts.notify("tn_1", f"spend:{number}")
-            alerts.notify("tn_2", f"spend:{number}")
-        wait_until(lambda: len(quick.received) == 20, what="the messages of the other endpoint")
-        assert len(hook.received) == 1
-        hook.hold.set()
-        wait_until(lambda: len(hook.received) == 20, what="the messages of the slow one")
-        wait_until(lambda: {each["state"] for each in alerts.deliveries(slow)} == {"delivered"}, what="the results")
 
 
 def test_a_tenant_whose_endpoints_all_hang_leaves_threads_to_other_tenants(alerts, hook):
@@ -258,3 +231,38 @@ def test_a_secret_that_does_not_open_sends_nothing(alerts, hook):
     assert alerts.deliver_due() == 1
     assert hook.received == []
     assert "signing secret" in alerts.deliveries(endpoint)[0]["last_error"]
+
+
+def test_a_worker_that_is_killed_while_it_sends_loses_nothing(
+    alerts, hook, postgres_settings, redis_settings, tmp_path
+):
+    environment = os.environ | {
+        "TENORA_POSTGRES_DSN": user_url(postgres_settings.postgres_dsn, database_roles.BILLING),
+        "TENORA_REDIS_URL": user_url(redis_settings.redis_url, redis_acl.BILLING),
+        "TENORA_DEPLOYMENT": "one-machine",
+        "TENORA_NOTIFICATIONS_ALLOW_LOOPBACK": "true",
+        "TENORA_NOTIFICATIONS_KEY": "key-of-the-tests",
+    }
+    endpoint, _ = alerts.endpoint("tn_1", hook.url)
+    hook.hold.clear()
+    for percent in (50, 80, 100):
+        alerts.notify("tn_1", f"spend:{percent}")
+    with worker(environment, tmp_path / "log"):  # it is killed at the end of the block
+        wait_until(lambda: hook.running == 1, timeout_s=60, what="the attempt")
+    hook.hold.set()
+    with alerts.engine.begin() as connection:  # as if the lease had ended
+        connection.exec_driver_sql(
+            "UPDATE notification_deliveries SET next_attempt_at = queued_at, leased_until = queued_at"
+            " WHERE leased_until IS NOT NULL"
+        )
+    with worker(environment, tmp_path / "log") as second:
+        wait_until(
+            lambda: {each["state"] for each in alerts.deliveries(endpoint)} == {"delivered"},
+            timeout_s=60,
+            what="the deliveries",
+        )
+        second.terminate()
+        assert second.wait(30) == 0
+    first, again, *others = hook.ids
+    assert first == again, "the message of the killed worker came twice, with one id"
+    assert len({first, *others}) == 3

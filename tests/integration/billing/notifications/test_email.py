@@ -7,13 +7,11 @@ from pydantic import SecretStr
 
 from billing.notifications.emails import EmailSender, compose
 from billing.notifications.event_types import EVENT_TYPES
-from billing.notifications.outbox import notify
 from billing.notifications.settings import NotificationSettings, SmtpSettings
 from core import clock
-from core.db import unit_of_work
 from core.errors import InvalidSettings
 from tests.fixtures.notifications.receivers import certificate, free_port, mail_server
-from tests.integration.billing.notifications.conftest import BOX, SPEND
+from tests.integration.billing.notifications.conftest import SPEND
 
 
 def message(event_type: str = "spend.threshold_reached", **data):
@@ -41,23 +39,6 @@ def test_an_alert_arrives_as_plain_text_with_amounts_in_dollars(alerts, mail):
     assert received.get_content_type() == "text/plain"
     assert "has spent $5.00 of its limit of $10.00" in received.get_content()
     assert alerts.deliveries(endpoint)[0]["state"] == "delivered"
-
-
-def test_a_confirmation_carries_the_code_which_the_database_does_not_hold(alerts, mail):
-    endpoint, _ = alerts.endpoint("tn_1", "owner@example.com", status="unconfirmed")
-    with unit_of_work(alerts.engine) as session:
-        notify(
-            session,
-            tenant_id="tn_1",
-            event_type="endpoint.confirmation",
-            data={"endpoint_id": endpoint},
-            dedupe_key="confirm:2",
-            endpoint_id=endpoint,
-        )
-    alerts.deliver_due()
-    code = BOX.confirmation_code(endpoint, "owner@example.com")
-    assert code in mail.messages[0].get_content()
-    assert code not in str(alerts.rows("SELECT * FROM notifications"))
 
 
 @pytest.mark.parametrize("bad", ["a\r\nBcc: thief@example.com", "a\r\n\r\nnew body", "a\x00b"])
@@ -122,8 +103,6 @@ def test_a_refused_address_is_retried_and_then_given_up(alerts, mail):
     alerts.deliver_due()
     row = alerts.deliveries(endpoint)[0]
     assert (row["state"], row["last_error"]) == ("pending", "the mail server refused this address with the code 550")
-    alerts.live_through(hours=73)
-    assert alerts.state(endpoint)["status"] == "disabled"
 
 
 def test_a_mail_server_that_is_down_is_an_error_without_details():

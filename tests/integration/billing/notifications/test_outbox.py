@@ -1,15 +1,13 @@
 """Notifications are written with their cause, once each, and only for endpoints that want them."""
 
-import threading
+from functools import partial
 
-import psycopg
 import pytest
-import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.notifications import outbox
 from billing.notifications.outbox import notify
-from core.db import unit_of_work
+from tests.fixtures.together import together
 from tests.integration.billing.notifications.conftest import SPEND
 
 
@@ -35,18 +33,7 @@ def test_one_key_is_written_once_for_each_tenant(alerts):
 
 def test_one_key_is_written_once_by_eight_transactions_at_once(alerts):
     endpoint, _ = alerts.endpoint("tn_1", "https://example.com/")
-    barrier, found = threading.Barrier(8), []
-
-    def run() -> None:
-        barrier.wait(30)
-        found.append(alerts.notify("tn_1", "spend:50"))
-
-    threads = [threading.Thread(target=run) for _ in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-    assert len(found) == 8
+    found = together(*[partial(alerts.notify, "tn_1", "spend:50")] * 8)
     assert len([each for each in found if each]) == 1
     assert len(alerts.deliveries(endpoint)) == 1
 
@@ -61,15 +48,6 @@ def test_only_active_endpoints_of_the_tenant_that_want_the_type_get_it(alerts):
     alerts.notify("tn_1", "spend:50")
     found = alerts.rows("SELECT endpoint_id FROM notification_deliveries")
     assert {each["endpoint_id"] for each in found} == {wants_all, wants_it}
-
-
-def test_every_email_address_hears_of_a_disabled_endpoint(alerts):
-    owner, _ = alerts.endpoint("tn_1", "owner@example.com", event_types=["balance.low"])
-    alerts.endpoint("tn_1", "https://example.com/", event_types=["balance.low"])
-    data = {"endpoint_id": "nep_1", "address": "https://example.com/gone", "reason": "tests"}
-    with unit_of_work(alerts.engine) as session:
-        notify(session, tenant_id="tn_1", event_type="endpoint.disabled", data=data, dedupe_key="k")
-    assert [each["endpoint_id"] for each in alerts.rows("SELECT * FROM notification_deliveries")] == [owner]
 
 
 @pytest.mark.parametrize(
@@ -96,11 +74,3 @@ def test_a_full_queue_takes_nothing_more_and_keeps_what_it_did_not_take(alerts, 
         alerts.notify("tn_1", f"spend:{number}")
     assert [each["state"] for each in alerts.deliveries(endpoint)] == ["pending", "pending", "failed"]
     assert alerts.deliveries(endpoint)[-1]["last_error"] == outbox.QUEUE_FULL
-
-
-@pytest.mark.parametrize("statement", ["UPDATE notifications SET data = '{}'", "DELETE FROM notifications"])
-def test_the_database_refuses_to_change_a_notification(alerts, statement):
-    alerts.notify("tn_1", "spend:50")
-    with pytest.raises(sa.exc.IntegrityError) as refused, alerts.engine.begin() as connection:
-        connection.execute(sa.text(statement))
-    assert isinstance(refused.value.orig, psycopg.errors.RestrictViolation)

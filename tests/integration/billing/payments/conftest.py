@@ -203,12 +203,6 @@ class PaymentStage:
             connection.execute(sa.text(sql), parameters)
 
 
-@pytest.fixture(scope="session")
-def shared_simulator(tmp_path_factory) -> Iterator[RunningSimulator]:
-    with running_simulator(tmp_path_factory.mktemp("stripe") / "home") as simulator:
-        yield simulator
-
-
 @pytest.fixture
 def stage(engine, shared_simulator) -> Iterator[PaymentStage]:
     yield PaymentStage(engine, shared_simulator)

@@ -90,19 +90,6 @@ def test_a_card_that_wants_its_owner_waits_for_it_at_an_address_of_ours_and_is_p
     assert stage.charged(tenant) == [4_000]
 
 
-def test_without_a_card_the_owner_is_asked_and_the_first_card_pays(stage):
-    tenant = stage.tenant(card=None)
-    invoice = stage.invoice(tenant, 4_000)
-    stage.work()
-    assert stage.case(invoice)["next_attempt_at"] is None
-    customer = stage.customer(tenant)
-    stage.sdk.v1.payment_methods.attach("pm_card_visa", {"customer": customer})
-    stage.receive()
-    stage.dunning.run_once()
-    stage.work()
-    assert stage.due(invoice) == 0
-
-
 def test_two_unpaid_invoices_both_have_to_be_paid(stage):
     tenant = stage.tenant("chargeDeclinedInsufficientFunds")
     first, second = stage.invoice(tenant, 4_000), stage.invoice(tenant, 5_000)

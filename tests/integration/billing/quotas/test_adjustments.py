@@ -1,6 +1,5 @@
 """The ledger ends at what a period's usage costs by its tiers, and quotas follow."""
 
-import threading
 from datetime import timedelta
 
 import msgspec
@@ -21,6 +20,7 @@ from core.db import unit_of_work
 from core.ids import new_id
 from tests.conftest import wait_until
 from tests.fixtures.gateway.published import AMPLE
+from tests.fixtures.together import together
 from tests.integration.billing.test_worker import environment, worker
 
 FREE = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
@@ -103,21 +103,14 @@ def test_a_volume_that_reaches_a_cheaper_tier_lowers_what_is_unbilled(stage):
 @pytest.mark.scenario(24)
 def test_two_workers_across_a_tier_border_end_at_the_same_amount(stage):
     tenant = tiered_tenant(stage, "graduated")
-    halves = [[stage.event(tenant, output_tokens=12_000, kv_page_ms=0) for _ in range(500)] for _ in range(2)]
-    stage.publish(*halves[0], *halves[1])
-    together = threading.Barrier(2)
+    stage.publish(*(stage.event(tenant, output_tokens=120_000, kv_page_ms=0) for _ in range(100)))
 
     def work() -> None:
-        together.wait()
-        while entries := stage.stream.read(count=50, block_ms=None):
+        while entries := stage.stream.read(count=10, block_ms=None):
             stage.meter.process(entries)
             runner(stage).adjust_tenant(tenant)
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(work, work)
     runner(stage).adjust_tenant(tenant)
     assert unbilled(stage, tenant) == 5_900_000_000
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 import threading
+from functools import partial
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from tests.conftest import wait_until
 from tests.fixtures import fork_server
 from tests.fixtures.gateway.published import AMPLE
 from tests.fixtures.quota.levels import ask, connected, granted, scripts
+from tests.fixtures.together import together
 from tests.integration.billing.conftest import PRICES
 from tests.integration.billing.test_worker import environment, worker
 
@@ -191,11 +193,7 @@ def test_two_concurrent_rebuilds_add_missing_usage_once(stage, platform):
             return pipe
 
     with Together(connection_pool=stage.redis.connection_pool) as looking:
-        both = [threading.Thread(target=rebuild.rebuild, args=(stage.engine, looking)) for _ in range(2)]
-        for one in both:
-            one.start()
-        for one in both:
-            one.join()
+        together(*[partial(rebuild.rebuild, stage.engine, looking)] * 2)
     assert platform.counts() == before
 
 

@@ -237,10 +237,3 @@ def test_a_credit_note_and_a_refund_by_hand_return_the_same_money_once(cash, kno
     settled(cash, tenant, credit_cents=0, bad_debt_cents=bad_debt)
     assert cash.at_stripe(tenant) == 600 - max(note, hand)
     assert "refund_to_transfer" not in cash.payments.alarms()
-
-
-def test_a_refund_by_hand_of_an_invoices_payment_is_bad_debt(cash):
-    tenant, _ = cash.collected.invoice()
-    run(cash)
-    by_hand(cash, tenant, 100, 150)
-    settled(cash, tenant, credit_cents=0, bad_debt_cents=250)

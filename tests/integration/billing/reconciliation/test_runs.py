@@ -281,11 +281,3 @@ def test_a_malformed_report_stops_no_other(stage, reconciled, payload):
     reconciled.report(tenant_id=tenant, requests=1)
     assert stage.value("SELECT count(*) FROM engine_usage_hours WHERE tenant_id = :t", t=tenant) == 1
     assert stage.redis.xlen(redis_keys.ENGINE_USAGE) == 0
-
-
-def test_runs_and_their_differences_are_written_once(stage, reconciled):
-    stage.bill(reconciled.event(stage.tenant()))
-    reconciled.run()
-    for table in ("reconciliation_runs", "reconciliation_differences", "engine_ended_requests"):
-        with pytest.raises(Exception, match="refused"):
-            stage.change(f"DELETE FROM {table}")

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from billing.stripe.client import StripeAccount
 from billing.stripe.objects import StripePayment
 from billing.stripe.settings import StripeSettings
-from tests.fixtures.stripe_simulator import TEST_KEY, RunningSimulator, running_simulator, shapes_checked
+from tests.fixtures.stripe_simulator import TEST_KEY, RunningSimulator, shapes_checked
 
 LIVE_KEY = "TENORA_STRIPE_LIVE_TEST_KEY"  # of Stripe's test mode
 
@@ -55,12 +55,6 @@ class StripeStage:
         return {"since": now - timedelta(minutes=10), "until": now}
 
 
-@pytest.fixture(scope="session")
-def simulator(tmp_path_factory) -> Iterator[RunningSimulator]:
-    with running_simulator(tmp_path_factory.mktemp("stripe") / "home") as simulator:
-        yield simulator
-
-
 def settings_of(simulator: RunningSimulator, **changes) -> StripeSettings:
     return StripeSettings(stripe_api_key=SecretStr(TEST_KEY), stripe_api_base=simulator.url, **changes)
 
@@ -73,6 +67,6 @@ def stage(request: pytest.FixtureRequest) -> Iterator[StripeStage]:
         client = stripe.StripeClient(key, max_network_retries=0)
         yield StripeStage(StripeAccount(StripeSettings(stripe_api_key=SecretStr(key), stripe_api_base=None)), client)
         return
-    simulator = request.getfixturevalue("simulator")
+    simulator = request.getfixturevalue("shared_simulator")
     with shapes_checked():
         yield StripeStage(StripeAccount(settings_of(simulator)), simulator.sdk())

@@ -107,27 +107,6 @@ def test_a_month_of_many_owners_is_read_in_time_and_is_exact(stage, promised_s):
     assert read == WIDE_RECORDS
 
 
-@pytest.mark.timed
-def test_a_month_of_many_records_is_read_in_time_and_is_exact(stage, promised_s):
-    seeding.seed(stage.engine, prefix="tn_month_", tenants=1, records=40_000, first=1)
-    took, pages = [], []
-    for _ in range(20):
-        with unit_of_work(stage.engine) as session:
-            end = database_now(session).replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
-            period = Period(end - timedelta(days=30), end)
-            query = BucketQuery(tenant_id="tn_month_0", period=period, width="1d", group_by=GROUPS)
-            began = time.monotonic()
-            pages.append(read_page(session, query, UsagePosition(period.start), buckets_max=31))
-            took.append(time.monotonic() - began)
-    assert sorted(took)[18] < promised_s(0.3), "the 95th percentile"
-    assert pages[0].following is None
-    assert sum(group.requests for group in pages[0].groups) == 40_000
-    assert sum(group.amount_nanos for group in pages[0].groups) == stage.value(
-        "SELECT sum(amount_nanos) FROM usage_records"
-    )
-    assert {group.adapter_id for group in pages[0].groups} == {f"ad_{number}" for number in range(10)}
-
-
 def test_minutes_and_days_of_the_same_range_sum_to_the_same(stage):
     tenant = stage.tenant()
     stage.bill(*(stage.event(tenant, settled_at_ms=stage.ago_ms(minutes=37 * n)) for n in range(30)))

@@ -4,22 +4,18 @@ import csv
 import io
 from datetime import UTC, datetime, timedelta
 
-import msgspec
 import pytest
 
 from billing.costs.hours import allocate_due
 from billing.costs.settings import CostSettings
 from billing.costs.window_reader import store
-from billing.settings import BillingSettings
 from billing.tax import profiles
 from billing.tax.parties import Seller
-from billing.usage.metering import Meter
-from billing.usage.stream import UsageStream
-from core import clock, redis_keys
+from core import clock
 from core.contracts.costs import CostWindow
-from core.contracts.usage import UsageEvent
 from core.db import unit_of_work
 from core.ids import first_id_of_ms
+from tests.fixtures.control_plane.usage import used
 
 HOUR = (datetime.now(UTC) - timedelta(hours=3)).replace(minute=0, second=0, microsecond=0)
 BASE = "tiny-instruct"
@@ -100,23 +96,19 @@ def test_the_report_adds_up_and_says_what_is_missing(api, idle_minute):
 
 
 @pytest.fixture
-def served(api, base, engine, redis):
+def served(api, base, engine, record):
     """A tenant whose adapter had one request in the hour, on a replica without a rate."""
     tenant = api.tenant()
     adapter = tenant.adapter("router", base)
     with engine.begin() as connection:
         version = connection.exec_driver_sql("SELECT id FROM price_versions LIMIT 1").scalar_one()
-    now_ms = clock.to_ms(HOUR) + 20_000
-    usage = UsageEvent(
-        request_id=first_id_of_ms("req", now_ms - 1_000), tenant_id=tenant.id, key_id=tenant.key_id, base_model=BASE,
-        adapter_id=adapter["id"], revision_id=None, replica_id="rep_1", outcome="done", started_at_ms=now_ms - 1_000,
-        settled_at_ms=now_ms, input_tokens=1_000, cached_tokens=0, output_tokens=5, kv_page_ms=0,
-        price_version_id=version,
+    at = HOUR + timedelta(seconds=20)
+    record(
+        used(
+            tenant.id, at, request_id=first_id_of_ms("req", clock.to_ms(HOUR)), adapter_id=adapter["id"],
+            input_tokens=1_000, cached_tokens=0, output_tokens=5, kv_page_ms=0, price_version_id=version,
+        )
     )  # fmt: skip
-    redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(usage)})
-    stream = UsageStream(redis, "tests")
-    stream.ensure_group()
-    Meter(engine, stream, BillingSettings()).process(stream.read(count=1, block_ms=None))
     return tenant, adapter["id"]
 
 
@@ -142,13 +134,6 @@ def test_rows_carry_names_and_no_margin_before_the_replica_has_a_rate(api, serve
     lines = csv.DictReader(io.StringIO(answer.text))
     named = {line["AllocatedResourceId"]: line["AllocatedResourceName"] for line in lines}
     assert named == {adapter_id: "router", "": ""}
-
-
-def test_the_focus_file_is_csv_with_the_hours_rows(api, idle_minute):
-    answer = api.admin.get("/api/v1/admin/costs/focus.csv", params=PERIOD)
-    assert answer.headers["content-type"].startswith("text/csv")
-    (line,) = csv.DictReader(io.StringIO(answer.text))
-    assert (line["BilledCost"], line["x_CostKind"], line["ResourceId"]) == ("0.060000000", "idle", "rep_1")
 
 
 def test_the_focus_file_names_the_operator_as_its_issuer(api, engine, idle_minute):

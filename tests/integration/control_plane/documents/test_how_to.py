@@ -7,38 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from billing.invoicing import closing
-from billing.settings import BillingSettings
-from billing.usage.metering import Meter
-from billing.usage.stream import UsageStream
-from core import clock, redis_keys
-from core.contracts.usage import UsageEvent
-from core.ids import new_id
 from tenora.demo.control import ControlPlane
 from tenora.demo.documents import save_invoice_documents
+from tests.fixtures.control_plane.usage import used
 
 HOW_TO = Path(__file__).parents[4] / "docs" / "how-to"
 
 
 @pytest.fixture
-def billed(api, engine, redis):
+def billed(api, engine, record):
     """A tenant with six requests on an invoice."""
     tenant = api.tenant()
-    stream = UsageStream(redis, "tests")
-    stream.ensure_group()
-    for number in range(6):
-        settled_at_ms = clock.now_ms() - 1_000 + number
-        event = UsageEvent(
-            request_id=new_id("req"), tenant_id=tenant.id, key_id="key_1", base_model="tiny-instruct",
-            adapter_id=f"ad_{number % 2}", revision_id=None, replica_id="rep_1", outcome="done",
-            started_at_ms=settled_at_ms - 9, settled_at_ms=settled_at_ms,
-            input_tokens=100, cached_tokens=40, output_tokens=7, kv_page_ms=9_500,
-        )  # fmt: skip
-        redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
-    Meter(engine, stream, BillingSettings()).process(stream.read(count=500, block_ms=None))
+    record(*(used(tenant.id, adapter_id=f"ad_{number % 2}") for number in range(6)))
     return tenant, closing.close_all(engine, least_cents=0).invoices[0]
 
 

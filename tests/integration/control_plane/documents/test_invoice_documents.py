@@ -22,41 +22,27 @@ from billing.documents.settings import DocumentSettings
 from billing.invoices import queries
 from billing.invoicing import closing
 from billing.invoicing.credit_notes import issue_credit_note
-from billing.settings import BillingSettings
 from billing.tax import profiles
 from billing.tax.parties import Buyer
-from billing.usage.metering import Meter
-from billing.usage.stream import UsageStream
-from core import redis_keys
-from core.contracts.usage import UsageEvent
+from core import clock
 from core.db import unit_of_work
 from core.errors import Unavailable
-from core.ids import new_id
 from tests.fixtures.control_plane.api import PRICES
+from tests.fixtures.control_plane.usage import used
 
 
 @pytest.fixture
-def bill(engine, redis):
+def bill(engine, record):
     """Records usage of these adapters, five requests each, and closes. Returns the tenant's invoice."""
-    stream = UsageStream(redis, "tests")
-    stream.ensure_group()
-    meter = Meter(engine, stream, BillingSettings())
 
     def run(tenant_id: str, adapter_ids, requests: int = 5, service_tier: str = "default"):
-        adapter_ids = list(adapter_ids)
-        settled_at_ms = time.time_ns() // 1_000_000 - 5_000
-        for adapter_id in adapter_ids:
-            for _ in range(requests):
-                settled_at_ms += 1
-                event = UsageEvent(
-                    request_id=new_id("req"), tenant_id=tenant_id, key_id="key_1", base_model="tiny-instruct",
-                    adapter_id=adapter_id, revision_id=None, replica_id="rep_1", outcome="done",
-                    started_at_ms=settled_at_ms - 9, settled_at_ms=settled_at_ms,
-                    input_tokens=100, cached_tokens=40, output_tokens=7, kv_page_ms=9_500, service_tier=service_tier,
-                )  # fmt: skip
-                redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
-        while entries := stream.read(count=500, block_ms=None):
-            meter.process(entries)
+        at = clock.now() - timedelta(seconds=5)
+        record(
+            *(
+                used(tenant_id, at + timedelta(milliseconds=n), adapter_id=adapter_id, service_tier=service_tier)
+                for n, adapter_id in enumerate(each for each in adapter_ids for _ in range(requests))
+            )
+        )
         (made,) = (each for each in closing.close_all(engine, least_cents=0).invoices if each.tenant_id == tenant_id)
         return made
 

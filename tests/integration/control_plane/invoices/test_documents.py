@@ -4,15 +4,9 @@ import re
 import secrets
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from billing.settings import BillingSettings
-from billing.usage.metering import Meter
-from billing.usage.stream import UsageStream
-from core import clock, redis_keys
-from core.contracts.usage import UsageEvent
-from core.ids import new_id
+from tests.fixtures.control_plane.usage import used
 from tests.fixtures.how_to import commands, send
 
 DOLLAR = {"input_nanos": 1_000_000_000, "cached_input_nanos": 0, "output_nanos": 0, "kv_page_second_nanos": 0}
@@ -20,30 +14,20 @@ SELLER = {"legal_name": "Tenora GmbH", "address": ["Weg 1", "10115 Berlin"], "co
 
 
 @pytest.fixture
-def desk(api, engine, redis):
-    return Desk(api, engine, redis)
+def desk(api, record):
+    return Desk(api, record)
 
 
 class Desk:
     """A tenant that pays a dollar a token."""
 
-    def __init__(self, api, engine, redis) -> None:
+    def __init__(self, api, record) -> None:
         self.api, self.admin = api, api.admin
         self.tenant = api.tenant(api.plan(prices=DOLLAR)["name"])
-        self._redis = redis
-        self._stream = UsageStream(redis, "tests")
-        self._stream.ensure_group()
-        self._meter = Meter(engine, self._stream, BillingSettings())
+        self._record = record
 
     def use(self, dollars: int) -> None:
-        now = clock.now_ms()
-        event = UsageEvent(
-            request_id=new_id("req"), tenant_id=self.tenant.id, key_id=self.tenant.key_id, base_model="tiny-instruct",
-            adapter_id=None, revision_id=None, replica_id="rep_1", outcome="done", started_at_ms=now - 100,
-            settled_at_ms=now - 50, input_tokens=dollars, cached_tokens=0, output_tokens=0, kv_page_ms=0,
-        )  # fmt: skip
-        self._redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
-        self._meter.process(self._stream.read(count=1, block_ms=None))
+        self._record(used(self.tenant.id, input_tokens=dollars, cached_tokens=0, output_tokens=0, kv_page_ms=0))
 
     def invoice(self, dollars: int) -> dict:
         self.use(dollars)

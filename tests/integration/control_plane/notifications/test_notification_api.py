@@ -97,8 +97,14 @@ def test_an_email_address_is_active_only_after_its_code(tenant):
 
 @pytest.mark.parametrize(
     ("body", "expected"),
-    [({"kind": "webhook", "address": "ftp://example.com/"}, (400, "invalid_webhook_address", "address")), ({"kind": "webhook", "address": "https://a.invalid/"}, (422, "webhook_host_not_found", "address")), ({"kind": "webhook", "address": "https://169.254.169.254/"}, (422, "webhook_address_not_public", "address")), ({"kind": "email", "address": "a@example.com\r\nBcc: b@x.de"}, (400, "invalid_email_address", "address")), (HOOK | {"event_types": ["endpoint.test"]}, (400, "invalid_value", "event_types[0]"))],
-)  # fmt: skip
+    [
+        ({"kind": "webhook", "address": "ftp://example.com/"}, (400, "invalid_webhook_address", "address")),
+        ({"kind": "webhook", "address": "https://a.invalid/"}, (422, "webhook_host_not_found", "address")),
+        ({"kind": "webhook", "address": "https://169.254.169.254/"}, (422, "webhook_address_not_public", "address")),
+        ({"kind": "email", "address": "a@example.com\r\nBcc: b@x.de"}, (400, "invalid_email_address", "address")),
+        (HOOK | {"event_types": ["endpoint.test"]}, (400, "invalid_value", "event_types[0]")),
+    ],
+)
 def test_a_bad_endpoint_is_refused_with_its_field_and_leaves_nothing(tenant, engine, body, expected):
     assert problem(tenant.http.post(PATH, json=body)) == expected
     with engine.connect() as connection:

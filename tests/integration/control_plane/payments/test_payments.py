@@ -1,9 +1,9 @@
 """Payments over the API: pages of the simulator's, top-ups, webhooks, and what admins see and decide."""
 
 import json
-import threading
 import time
 from contextlib import AbstractContextManager
+from functools import partial
 
 import pytest
 
@@ -19,6 +19,7 @@ from tenora.stripe_simulator.webhooks import signature_header
 from tests.conftest import wait_until
 from tests.fixtures.control_plane.api import Api, control_settings, running_api
 from tests.fixtures.loops import running_loops
+from tests.fixtures.together import together
 from tests.integration.billing.payments.conftest import PaymentStage
 from tests.integration.control_plane.payments.conftest import BYTES_MAX, OLD, SECRET
 
@@ -55,13 +56,8 @@ def post(api: Api, body: str, *secrets: str, age_s: int = 0, header: str | None 
 @pytest.mark.scenario(147)
 def test_an_event_is_stored_once_however_often_and_at_once_it_is_posted(api, stage):
     body = body_of()
-    answers: list[int] = []
-    threads = [threading.Thread(target=lambda: answers.append(post(api, body, SECRET).status_code)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [200, 200, 200]
+    answers = together(*[partial(post, api, body, SECRET)] * 3)
+    assert [each.status_code for each in answers] == [200, 200, 200]
     assert stage.value("SELECT count(*) FROM stripe_events") == 1
     assert post(api, body, SECRET).json() == {"new": False}
 
@@ -233,30 +229,6 @@ def test_a_tenant_is_put_on_a_test_clock_before_its_first_payment_and_not_after(
     assert stage.sdk.v1.customers.retrieve(stage.customer(tenant.id)).test_clock == clock.id
 
 
-def test_an_admin_sees_why_a_queue_has_stopped_and_lets_it_go_on(api, stage):
-    tenant = stage.tenant()
-    stage.invoice(tenant, 700)
-    deleted = stage.customer(tenant)
-    stage.sdk.v1.customers.delete(deleted)
-    assert stage.work() == ["stopped"]
-    (queue,) = api.admin.get("/api/v1/admin/payments/queues?stopped=true").raise_for_status().json()["data"]
-    assert (queue["id"], queue["pending"]) == (tenant, 1)
-    assert deleted in queue["stopped_reason"]
-    (alarm,) = api.admin.get("/api/v1/admin/payments/alarms").json()["data"]
-    assert alarm["kind"] == "customer_deleted"
-    seen = api.admin.post(f"/api/v1/admin/payments/alarms/{alarm['id']}/seen").raise_for_status().json()
-    assert seen["seen_at"]
-    resumed = api.admin.post(f"/api/v1/admin/payments/queues/{tenant}/resume", json={"cancel": True})
-    assert resumed.json()["stopped_at"] is None
-    again = api.admin.post(f"/api/v1/admin/payments/queues/{tenant}/resume", json={})
-    assert (again.status_code, again.json()["code"]) == (409, "payment_queue_runs")
-    operations = api.admin.get(f"/api/v1/admin/payments/queues/{tenant}/operations").json()["data"]
-    assert [(each["kind"], each["state"]) for each in operations] == [
-        ("collect_invoice", "cancelled"),
-        ("create_customer", "done"),
-    ]
-
-
 @pytest.mark.scenario(152)
 def test_an_admin_sees_ignored_events_and_handles_them_again(api, stage):
     for number in range(3):
@@ -289,8 +261,7 @@ def test_dunning_suspends_and_restores_a_tenant_but_not_one_that_an_admin_suspen
     assert (status(tenant), status(other)) == ("active", "suspended")
 
 
-@pytest.mark.parametrize("restored_between", [False, True])
-def test_a_tenant_that_two_overdue_invoices_suspended_is_restored_when_both_are_paid(api, stage, restored_between):
+def test_a_tenant_that_two_overdue_invoices_suspended_is_restored_when_both_are_paid(api, stage):
     tenant = api.tenant()
     changes = StandingChanges(stage.engine, handlers_of_changes())
     status = lambda: api.admin.get(f"/api/v1/admin/tenants/{tenant.id}").json()["status"]  # noqa: E731
@@ -298,8 +269,7 @@ def test_a_tenant_that_two_overdue_invoices_suspended_is_restored_when_both_are_
         standings.suspend(session, tenant.id, "invoice inv_1 is unpaid after 14 days")
     changes.run_once()
     with unit_of_work(stage.engine) as session:
-        if restored_between:  # decided, and not applied before the second invoice is overdue
-            standings.restore_if_settled(session, tenant.id)
+        standings.restore_if_settled(session, tenant.id)  # and not applied before the second invoice is overdue
         standings.suspend(session, tenant.id, "invoice inv_2 is unpaid after 14 days")
     changes.run_once()
     assert status() == "suspended"

@@ -130,17 +130,6 @@ def test_a_scheduled_version_applies_from_its_instant_without_a_restart(api, rel
     assert grant(redis, tenant).price_version_id != before.price_version_id
 
 
-def test_a_worker_that_starts_late_publishes_a_version_that_began_before(api, relay, redis, engine):
-    plan = api.plan()
-    tenant = api.tenant(plan["name"])
-    begins = datetime.now(UTC) + timedelta(milliseconds=300)
-    add_version(api, plan, PRICES | {"output_nanos": 1}, effective_from=begins.isoformat()).raise_for_status()
-    wait_until(lambda: datetime.now(UTC) > begins, what="the instant")
-    ScheduledVersions(engine).run_once()
-    drain(relay)
-    assert grant(redis, tenant).prices.output_nanos == 1
-
-
 def test_an_admin_sees_what_other_prices_would_cost(api):
     plan = api.plan()
     tenant = api.tenant(plan["name"])

@@ -2,42 +2,25 @@
 
 from datetime import timedelta
 
-import msgspec
 import pytest
 
 from billing.reconciliation import runs
-from billing.settings import BillingSettings
-from billing.usage.metering import Meter
-from billing.usage.stream import UsageStream
-from core import clock, redis_keys
-from core.contracts.usage import UsageEvent
 from core.ids import new_id
+from tests.fixtures.control_plane.usage import used
 from tests.fixtures.how_to import commands, run, send
 
 LIMITS = runs.RunLimits(settle=timedelta(0), differences_max=100)
 
 
 @pytest.fixture
-def used(api, engine, redis):
+def billed(api, record):
     """Bills one request of 100 + 500 tokens, and returns its tenant's id and its own."""
-    stream = UsageStream(redis, "tests")
-    stream.ensure_group()
-    tenant_id, request_id, now = (
-        api.tenant(api.plan(prices={"output_nanos": 40_000})["name"]).id,
-        new_id("req"),
-        clock.now_ms(),
-    )
-    event = UsageEvent(
-        request_id=request_id, tenant_id=tenant_id, key_id=new_id("key"), base_model="tiny-instruct", adapter_id=None,
-        revision_id=None, replica_id="rep_1", outcome="done", started_at_ms=now - 1500, settled_at_ms=now - 500,
-        input_tokens=100, cached_tokens=0, output_tokens=500, kv_page_ms=0,
-    )  # fmt: skip
-    redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
-    Meter(engine, stream, BillingSettings()).process(stream.read(count=1, block_ms=None))
+    tenant_id, request_id = api.tenant(api.plan(prices={"output_nanos": 40_000})["name"]).id, new_id("req")
+    record(used(tenant_id, request_id=request_id, cached_tokens=0, output_tokens=500, kv_page_ms=0))
     return tenant_id, request_id
 
 
-def test_reconciliations_are_listed_newest_first_and_read_with_their_differences(api, engine, used):
+def test_reconciliations_are_listed_newest_first_and_read_with_their_differences(api, engine, billed):
     made = [runs.run(engine, LIMITS) for _ in range(3)]
     page = api.admin.get("/api/v1/admin/reconciliation/runs", params={"limit": 2}).json()
     assert [each["id"] for each in page["data"]] == [made[2].id, made[1].id]
@@ -52,14 +35,14 @@ def test_reconciliations_are_listed_newest_first_and_read_with_their_differences
     assert (absent.status_code, absent.json()["code"]) == (404, "reconciliation_not_found")
 
 
-def test_the_reconciliation_on_demand_keeps_its_fields(api, used):
+def test_the_reconciliation_on_demand_keeps_its_fields(api, billed):
     found = api.admin.get("/api/v1/admin/reconciliation").json()
     assert {"engine_tokens", "ledger_tokens", "invoiced_tokens", "unbilled_tokens", "drift_tokens"} <= found.keys()
     assert (found["ledger_tokens"], found["explained_drift_tokens"], found["kv_unmeasured_page_ms"]) == (600, 0, 0)
 
 
-def test_usage_is_amended_and_voided_with_its_reason_and_an_audit_row(api, used):
-    tenant_id, request_id = used
+def test_usage_is_amended_and_voided_with_its_reason_and_an_audit_row(api, billed):
+    tenant_id, request_id = billed
     route = f"/api/v1/admin/usage/{request_id}"
     before = api.admin.get(route).json()
     assert (before["output_tokens"], before["amendments"], before["tenant_id"]) == (500, [], tenant_id)
@@ -79,8 +62,8 @@ def test_usage_is_amended_and_voided_with_its_reason_and_an_audit_row(api, used)
     assert (refused.status_code, refused.json()["code"]) == (409, "usage_is_voided")
 
 
-def test_every_command_of_the_how_to_does_what_the_page_says(api, used, postgres_settings, redis_settings):
-    tenant_id, request_id = used
+def test_every_command_of_the_how_to_does_what_the_page_says(api, billed, postgres_settings, redis_settings):
+    tenant_id, request_id = billed
     values = {
         "TENORA_CONTROL_URL": api.url, "TENORA_ADMIN_KEY": api.admin_secret, "REQUEST": request_id,
         "TENORA_POSTGRES_DSN": postgres_settings.postgres_dsn, "TENORA_REDIS_URL": redis_settings.redis_url,
@@ -103,10 +86,14 @@ def test_every_command_of_the_how_to_does_what_the_page_says(api, used, postgres
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [({"reason": "x"}, 400), ({"reason": "x", "output_tokens": 1.5}, 400), ({"reason": "x", "cached_tokens": 101}, 400)],
-)  # fmt: skip
-def test_a_malformed_amendment_is_refused_and_changes_nothing(api, used, body, status):
-    _, request_id = used
+    [
+        ({"reason": "x"}, 400),
+        ({"reason": "x", "output_tokens": 1.5}, 400),
+        ({"reason": "x", "cached_tokens": 101}, 400),
+    ],
+)
+def test_a_malformed_amendment_is_refused_and_changes_nothing(api, billed, body, status):
+    _, request_id = billed
     refused = api.admin.post(f"/api/v1/admin/usage/{request_id}/amend", json=body)
     assert refused.status_code == status, refused.text
     assert api.admin.get(f"/api/v1/admin/usage/{request_id}").json()["amendments"] == []

@@ -7,61 +7,35 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
 
-import msgspec
 import pytest
 import sqlalchemy as sa
 from openai import OpenAI
 
 from billing import settings as billing_settings
-from billing.settings import BillingSettings
 from billing.usage import buckets
-from billing.usage.metering import Meter
-from billing.usage.stream import UsageStream
-from core import redis_keys
-from core.contracts.usage import REST, UsageEvent
-from core.ids import new_id
+from core.contracts.usage import UsageEvent
 from tests.fixtures.control_plane.api import PRICES
+from tests.fixtures.control_plane.usage import used
 
 DAY = datetime(2026, 11, 3, tzinfo=UTC)
 USAGE, COSTS = "/v1/organization/usage/completions", "/v1/organization/costs"
 START, END = int(DAY.timestamp()), int((DAY + timedelta(days=3)).timestamp())
 
 
-def used(tenant_id: str, at: datetime, **changes) -> UsageEvent:
-    settled_at_ms = int(at.timestamp() * 1000)
-    values = {
-        "request_id": new_id("req"), "tenant_id": tenant_id, "key_id": "key_1", "base_model": "small",
-        "adapter_id": None, "revision_id": None, "replica_id": "rep_1", "outcome": "done",
-        "started_at_ms": settled_at_ms - 200, "settled_at_ms": settled_at_ms,
-        "input_tokens": 100, "cached_tokens": 40, "output_tokens": 7, "kv_page_ms": 9_500,
-    }  # fmt: skip
-    return UsageEvent(**(values | changes))
+def small(tenant_id: str, at: datetime, **changes) -> UsageEvent:
+    return used(tenant_id, at, **({"base_model": "small"} | changes))
 
 
 @pytest.fixture
-def meter(engine, redis):
-    stream = UsageStream(redis, "tests")
-    stream.ensure_group()
-    worker = Meter(engine, stream, BillingSettings())
-
-    def run(*events: UsageEvent) -> None:
-        for event in events:
-            redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
-        worker.process(stream.read(count=len(events), block_ms=None))
-
-    return run
-
-
-@pytest.fixture
-def tenant(api, meter):
+def tenant(api, record):
     """Three days: 2 requests of adapters, 3 of the base model, one of which is of another model and key."""
     made = api.tenant()
-    meter(
-        used(made.id, DAY + timedelta(minutes=30), adapter_id="ad_a"),
-        used(made.id, DAY + timedelta(minutes=30, seconds=20)),
-        used(made.id, DAY + timedelta(hours=5), adapter_id="ad_b", key_id="key_2"),
-        used(made.id, DAY + timedelta(days=2), base_model="large", key_id="key_2"),
-        used(made.id, DAY + timedelta(days=2, hours=23, minutes=59)),
+    record(
+        small(made.id, DAY + timedelta(minutes=30), adapter_id="ad_a"),
+        small(made.id, DAY + timedelta(minutes=30, seconds=20)),
+        small(made.id, DAY + timedelta(hours=5), adapter_id="ad_b", key_id="key_2"),
+        small(made.id, DAY + timedelta(days=2), base_model="large", key_id="key_2"),
+        small(made.id, DAY + timedelta(days=2, hours=23, minutes=59)),
     )
     return made
 
@@ -107,11 +81,11 @@ def test_openais_own_sdk_reads_usage_by_several_groups(api, tenant):
     assert (page.has_more, page.next_page) == (False, None)
 
 
-def test_usage_by_service_tier_has_flex_requests_apart_at_their_price(api, meter):
+def test_usage_by_service_tier_has_flex_requests_apart_at_their_price(api, record):
     """OpenAI groups costs by no service tier; a sum of them has both."""
     half = PRICES | {"batch_factor_permille": 500}
     tenant = api.tenant(api.plan(prices=half)["name"])
-    meter(*(used(tenant.id, DAY, service_tier=tier) for tier in ("default", "flex", "flex")))
+    record(*(small(tenant.id, DAY, service_tier=tier) for tier in ("default", "flex", "flex")))
     page = client(api, tenant).admin.organization.usage.completions(
         start_time=START, end_time=END, group_by=["service_tier"], bucket_width="1d"
     )
@@ -217,20 +191,6 @@ def test_filters_name_models_adapters_keys_and_line_items(tenant):
     chosen = {"start_time": START, "end_time": END, "group_by": "line_item", "line_items": "large, output_tokens"}
     found = exact(tenant.http.get(COSTS, params=chosen))
     assert [result["line_item"] for bucket in found["data"] for result in bucket["results"]] == ["large, output_tokens"]
-
-
-def test_a_request_with_an_estimate_and_a_rest_counts_once(api, meter):
-    tenant = api.tenant()
-    estimate = used(tenant.id, DAY, outcome="gateway_gone", estimated=True, output_tokens=3)
-    meter(estimate)
-    meter(msgspec.structs.replace(estimate, estimated=False, outcome="done", output_tokens=7))
-    for width in ("1d", "1m"):
-        found = exact(
-            tenant.http.get(USAGE, params={"start_time": START, "end_time": START + 3600, "bucket_width": width})
-        )
-        (result,) = (result for bucket in found["data"] for result in bucket["results"])
-        assert (result["num_model_requests"], result["output_tokens"]) == (1, 7)
-    assert REST == ":rest"
 
 
 def test_csv_holds_the_same_figures(tenant):

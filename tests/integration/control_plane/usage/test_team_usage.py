@@ -2,47 +2,21 @@
 
 from datetime import UTC, datetime, timedelta
 
-import msgspec
 import pytest
 
-from billing.settings import BillingSettings
-from billing.usage.metering import Meter
-from billing.usage.stream import UsageStream
-from core import redis_keys
-from core.contracts.usage import UsageEvent
-from core.ids import new_id
 from tests.fixtures.control_plane.api import PRICES
+from tests.fixtures.control_plane.usage import used
 
 DAY = datetime(2026, 11, 3, tzinfo=UTC)
-
-
-@pytest.fixture
-def record(engine, redis):
-    stream = UsageStream(redis, "tests")
-    stream.ensure_group()
-    meter = Meter(engine, stream, BillingSettings())
-
-    def run(tenant_id: str, at: datetime, adapter_id: str | None = None) -> None:
-        settled_at_ms = int(at.timestamp() * 1000)
-        event = UsageEvent(
-            request_id=new_id("req"), tenant_id=tenant_id, key_id="key_1", base_model="tiny-instruct",
-            adapter_id=adapter_id, revision_id=None, replica_id="rep_1", outcome="done",
-            started_at_ms=settled_at_ms - 9, settled_at_ms=settled_at_ms,
-            input_tokens=100, cached_tokens=40, output_tokens=7, kv_page_ms=9_500,
-        )  # fmt: skip
-        redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
-        meter.process(stream.read(count=1, block_ms=None))
-
-    return run
 
 
 def test_a_day_is_shown_by_model_and_adapter_with_what_the_cache_saved(api, base, record):
     tenant = api.tenant()
     adapter = tenant.adapter("support-bot", base)
-    record(tenant.id, DAY, adapter["id"])
-    record(tenant.id, DAY + timedelta(hours=23, minutes=59, seconds=59))
-    record(tenant.id, DAY + timedelta(days=1))
-    record(tenant.id, DAY - timedelta(milliseconds=1))
+    record(used(tenant.id, DAY, adapter_id=adapter["id"]))
+    record(used(tenant.id, DAY + timedelta(hours=23, minutes=59, seconds=59)))
+    record(used(tenant.id, DAY + timedelta(days=1)))
+    record(used(tenant.id, DAY - timedelta(milliseconds=1)))
     found = tenant.http.get("/v1/usage", params={"team_id": tenant.id, "date": "2026-11-03"}).json()
     assert (found["object"], found["team_id"], found["date"]) == ("usage", tenant.id, "2026-11-03")
     assert [(row["adapter"], row["requests"]) for row in found["data"]] == [(None, 1), ("support-bot", 1)]
@@ -58,7 +32,7 @@ def test_a_day_is_shown_by_model_and_adapter_with_what_the_cache_saved(api, base
 
 def test_without_parameters_it_is_today_and_the_callers_own(api, record):
     tenant = api.tenant()
-    record(tenant.id, datetime.now(UTC) - timedelta(milliseconds=1))
+    record(used(tenant.id, datetime.now(UTC) - timedelta(milliseconds=1)))
     found = tenant.http.get("/v1/usage").json()
     assert (found["team_id"], found["date"]) == (tenant.id, datetime.now(UTC).date().isoformat())
     assert found["totals"]["requests"] == 1 or datetime.now(UTC).hour == 0  # the record may lie before midnight

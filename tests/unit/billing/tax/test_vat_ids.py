@@ -44,11 +44,11 @@ def test_separators_and_small_letters_are_taken_out():
     assert checked_vat_id("be 0428.759.497", "BE") == "BE0428759497"
 
 
-@pytest.mark.parametrize("country", sorted(EU))
 @pytest.mark.parametrize("text", ["", "XX", "136695976", "DE", "DE1", "DE1366959760000", "🙂"])
-def test_other_text_is_refused(country, text):
-    with pytest.raises(InvalidRequest):
-        checked_vat_id(text, country)
+def test_other_text_is_refused(text):
+    for country in EU:
+        with pytest.raises(InvalidRequest):
+            checked_vat_id(text, country)
 
 
 def test_an_id_of_a_country_outside_of_the_eu_is_kept_and_one_without_a_country_is_refused():
