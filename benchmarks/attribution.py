@@ -23,7 +23,7 @@ import msgspec
 
 from benchmarks.calibration import SWEEPS, Target, drive, observed, own_engine, reading
 from benchmarks.load import stream
-from billing.costs.allocation import CostOwner, ReplicaSlice, WorkClaim, allocate
+from billing.costs.allocation import CostOwner, OwnerWork, ReplicaSlice, allocate
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.step_model import Observation, StepWeights, fit
 
@@ -43,11 +43,11 @@ class Workload:
     concurrency: int
 
     @property
-    def claim(self) -> WorkClaim:
-        """What this work claims, as ``billing.costs.usage_source`` counts it from the records."""
+    def used(self) -> OwnerWork:
+        """What this work uses, as ``billing.costs.usage_source`` counts it from the records."""
         decoded = self.output_tokens - 1  # the first token comes out of the prefill
         context = decoded * self.prompt_tokens + decoded * (decoded + 1) // 2
-        return WorkClaim(
+        return OwnerWork(
             owner=CostOwner(tenant_id=self.tenant, adapter_id=f"ad_{self.tenant}"),
             prefill_tokens=self.requests * self.prompt_tokens,
             decode_tokens=self.requests * decoded,
@@ -75,7 +75,7 @@ def attributed(joint: Observation, workloads: Sequence[Workload], weights: StepW
         busy_ms=joint.busy_ms,
         stall_ms=joint.stall_ms,
         work=joint.work,
-        claims=[each.claim for each in workloads],
+        owners=[each.used for each in workloads],
     )
     rows = allocate(given, weights).rows
     return [

@@ -24,8 +24,8 @@ from billing.prices.models import PlanAssignment
 from billing.prices.price_book import PriceView
 from billing.prices.quantities import QUANTITIES, each_quantity
 from billing.subscriptions.calendar import CalendarHistory
+from billing.subscriptions.calendars import calendars_of
 from billing.subscriptions.discounts import DiscountTerms, read_discounts
-from billing.subscriptions.terms import calendars_of
 from billing.usage.models import UsageRecord
 from billing.usage.sums import NOT_LATE, hour_of
 from core.periods import Period

@@ -1,7 +1,7 @@
 """Invoice lines, and the sums of usage that most of them are made of. Pure: no database.
 
 A line is ``quantity`` units at ``unit_price_nanos`` each. A quantity of zero makes no line, so an invoice lists only
-what was used. Money is rounded once, on the total of all lines (``billing.invoices.finalizing``).
+what was used. Money is rounded once, on the total of all lines (``billing.invoicing.finalizing``).
 """
 
 from collections.abc import Mapping, Sequence

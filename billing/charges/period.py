@@ -1,9 +1,9 @@
 """What a period costs before credits and tax, on the ledger and as lines: usage, tiers, included usage, fees, discounts
 and commitments (``billing.charges.statement`` says in which order).
 
-Records are charged the highest price, in any order. The cost of the period is a pure function of all of them, and what
-it differs by from the ledger is posted as an adjustment. So the adjustments of a period end at the same sum, however
-often they are posted.
+Each record is charged the highest price when it arrives. The cost of the period is a pure function of all its records,
+and its difference from the ledger is posted as an adjustment. So the adjustments of a period end at the same sum,
+however often they are posted.
 """
 
 from collections.abc import Collection, Sequence
@@ -115,7 +115,7 @@ def usage_adjusted_in(session: Session, tenant_ids: Collection[str], made: Windo
 
 
 def _state_at(session: Session, tenant_id: str, contract: Contract, period: Period, *, closing: bool) -> PeriodState:
-    """What the invoices before a period leave to it. While the period before is still open, it is charged for this."""
+    """The state that a period starts with. If the period before it is still open, this is what that one would leave."""
     state = read_state(session, tenant_id, period.start)
     if closing:
         return state
@@ -128,8 +128,8 @@ def _state_at(session: Session, tenant_id: str, contract: Contract, period: Peri
 def _store(
     session: Session, tenant_id: str, contract: Contract, period: Period, *, before: PeriodState, after: PeriodState
 ) -> None:
-    """Store what a period leaves, unless it is nothing, as before. In the middle of the calendar's period it is never
-    nothing.
+    """Store what a period leaves. Nothing is stored where nothing was left before or after, and the calendar's period
+    ends with the invoice.
     """
     whole = contract.terms.calendars.period_at(period.start)
     if after.is_empty() and before.is_empty() and whole.end <= period.end:

@@ -9,8 +9,8 @@ from core.contracts.grants import ServiceTier
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Included units. ``granted`` are those of the period that earlier invoices of the same period had, and ``left``
-    what they, or the period before, left. KV cache is in page-milliseconds.
+    """Included units. ``granted`` counts the units of this period that earlier invoices of it have had, ``left`` the
+    unused ones that they, or the period before, handed on. KV cache is in page-milliseconds.
     """
 
     quantity: UsageKind

@@ -1,14 +1,15 @@
 """What a period's usage costs, as a pure function of its sums: the same usage in any order gives the same lines.
 
-Included units come first. They cost nothing and have lines of their own. A pool of included units is the sum over the
-versions in force in the period of what each includes, by its share of the period. Its units go to the first usage of
-the period, in the order of price versions, flex usage last; a pool of the model before one of all models.
+Included units come first. They cost nothing and have lines of their own. A pool of included units has, for each price
+version in force in the period, the units that the version includes times its share of the period. The units go to the
+first usage of the period, in the order of price versions, flex usage last; a pool of the model before one of all
+models.
 
-Usage beyond them costs, where its quantity has no tiers, what its records cost together, cut below one nanodollar for
-KV cache of which a part is included. A quantity with tiers is added up over all keys and adapters of the period, in the
-order of price versions, late usage last; each version's tiers apply to the part that was used under it, counted from
-where the part before ended. Flex usage comes after the other usage of its version and costs the batch factor of the
-prices that it reaches.
+A quantity without tiers costs what its records cost together. If a part of it is included, the other units cost their
+number times the price, cut below one nanodollar, which only KV cache can lose. A quantity with tiers is added up over
+all keys and adapters of the period, in the order of price versions, late usage last; each version's tiers apply to the
+part that was used under it, counted from where the part before ended. Flex usage comes after the other usage of its
+version and costs the batch factor of the prices that it reaches.
 
 If several invoices share one period, each starts counting at the units that the earlier ones billed: tiers and begun
 packages go on, and a volume price that changes is charged for the earlier units, too.

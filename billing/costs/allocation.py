@@ -21,7 +21,7 @@ CostKind = Literal[
     "requests", "aborted_prefill", "adapter_load", "pinned", "platform", "unclaimed", "idle", "starting", "draining",
     "lost",
 ]  # fmt: skip
-"""``platform``: probes and canaries. ``unclaimed``: work and stalls that the engine measured and no usage claims."""
+"""``platform``: probes and canaries. ``unclaimed``: work and stalls that the engine measured and no usage explains."""
 
 
 class CostOwner(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -35,7 +35,7 @@ class CostOwner(msgspec.Struct, frozen=True, kw_only=True, order=True):
 PLATFORM = CostOwner()
 
 
-class WorkClaim(msgspec.Struct, frozen=True, kw_only=True):
+class OwnerWork(msgspec.Struct, frozen=True, kw_only=True):
     """What the usage of one owner says it did on the replica in the slice. ``prefill_tokens`` are computed prompt
     tokens, without cached ones and without those of aborted prompts. Owners are unique within a slice.
     """
@@ -57,7 +57,7 @@ class SlotPin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaSlice(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica in one slice of time: its charges by state, what its engine measured, and who claims what. ``probes``
+    """One replica in one slice of time: its charges by state, what its engine measured, and who used what. ``probes``
     is the part of the work that belongs to the agent's own requests.
     """
 
@@ -66,7 +66,7 @@ class ReplicaSlice(msgspec.Struct, frozen=True, kw_only=True):
     stall_ms: int = 0
     work: StepWork = StepWork()
     probes: StepWork = StepWork()
-    claims: Sequence[WorkClaim] = ()
+    owners: Sequence[OwnerWork] = ()
     pins: Sequence[SlotPin] = ()
 
 
@@ -147,11 +147,11 @@ def _busy_parts(given: ReplicaSlice, weights: StepWeights) -> tuple[dict[_Key, F
 
     Stalls count with their measured time; the rest of the measured time is shared by predicted step time. The fixed
     part of the steps is shared by sequence-steps, the adapters' part among owners with an adapter. Measured work that
-    is not claimed is one more participant.
+    nobody used is one more participant.
     """
-    stalls = {claim.owner: claim.stall_ms for claim in given.claims if claim.stall_ms}
-    claimed_stall_ms = sum(stalls.values())
-    stall_ms = min(max(given.stall_ms, claimed_stall_ms), given.busy_ms)
+    stalls = {used.owner: used.stall_ms for used in given.owners if used.stall_ms}
+    used_stall_ms = sum(stalls.values())
+    stall_ms = min(max(given.stall_ms, used_stall_ms), given.busy_ms)
     steps_ms = given.busy_ms - stall_ms
     predicted = _predicted_parts(given, weights)
     predicted_sum = sum(predicted.values())
@@ -159,10 +159,10 @@ def _busy_parts(given: ReplicaSlice, weights: StepWeights) -> tuple[dict[_Key, F
     for key, part in predicted.items():
         _add(parts, key, part * steps_ms / predicted_sum)
     # Usage may report more stall than the slice measured, when a load crosses its border: then all shrink alike.
-    shrink = Fraction(min(stall_ms, claimed_stall_ms), claimed_stall_ms) if claimed_stall_ms else Fraction(0)
+    shrink = Fraction(min(stall_ms, used_stall_ms), used_stall_ms) if used_stall_ms else Fraction(0)
     for owner, each in stalls.items():
         _add(parts, (owner, "adapter_load"), each * shrink)
-    _add(parts, (PLATFORM, "unclaimed"), Fraction(stall_ms - min(stall_ms, claimed_stall_ms)))
+    _add(parts, (PLATFORM, "unclaimed"), Fraction(stall_ms - min(stall_ms, used_stall_ms)))
     if not predicted_sum:
         _add(parts, (PLATFORM, "unclaimed"), Fraction(steps_ms))
     if not parts and given.charges.get("busy", 0):
@@ -171,34 +171,34 @@ def _busy_parts(given: ReplicaSlice, weights: StepWeights) -> tuple[dict[_Key, F
 
 
 def _predicted_parts(given: ReplicaSlice, weights: StepWeights) -> dict[_Key, Fraction]:
-    claims = [*given.claims, _probe_claim(given.probes)]
-    claims.append(_unclaimed(given.work, claims))
+    owners = [*given.owners, _probe_work(given.probes)]
+    owners.append(_unclaimed(given.work, owners))
     requests: list[CostKind] = ["requests"]
-    kinds = [*requests * len(given.claims), "platform", "unclaimed"]
-    sequence_steps = sum(claim.sequence_steps for claim in claims)
-    with_adapter = sum(claim.sequence_steps for claim in claims if claim.owner.adapter_id)
+    kinds = [*requests * len(given.owners), "platform", "unclaimed"]
+    sequence_steps = sum(used.sequence_steps for used in owners)
+    with_adapter = sum(used.sequence_steps for used in owners if used.owner.adapter_id)
     fixed = Fraction(weights.fixed_ps * given.work.steps, sequence_steps or 1)
     adapters = Fraction(weights.adapter_ps * given.work.adapter_steps, with_adapter or 1)
     parts: dict[_Key, Fraction] = {}
-    for claim, kind in zip(claims, kinds, strict=True):
+    for used, kind in zip(owners, kinds, strict=True):
         part = (
-            weights.prefill_token_ps * claim.prefill_tokens
-            + weights.decode_token_ps * claim.decode_tokens
-            + weights.context_token_ps * claim.context_tokens
-            + fixed * claim.sequence_steps
-            + (adapters * claim.sequence_steps if claim.owner.adapter_id else 0)
+            weights.prefill_token_ps * used.prefill_tokens
+            + weights.decode_token_ps * used.decode_tokens
+            + weights.context_token_ps * used.context_tokens
+            + fixed * used.sequence_steps
+            + (adapters * used.sequence_steps if used.owner.adapter_id else 0)
         )
-        _add(parts, (claim.owner, kind), Fraction(part))
+        _add(parts, (used.owner, kind), Fraction(part))
         _add(
             parts,
-            (claim.owner, "aborted_prefill"),
-            Fraction(weights.prefill_token_ps * claim.aborted_prefill_tokens),
+            (used.owner, "aborted_prefill"),
+            Fraction(weights.prefill_token_ps * used.aborted_prefill_tokens),
         )
     return parts
 
 
-def _probe_claim(probes: StepWork) -> WorkClaim:
-    return WorkClaim(
+def _probe_work(probes: StepWork) -> OwnerWork:
+    return OwnerWork(
         owner=PLATFORM,
         prefill_tokens=probes.prefill_tokens,
         decode_tokens=probes.decode_tokens,
@@ -207,19 +207,19 @@ def _probe_claim(probes: StepWork) -> WorkClaim:
     )
 
 
-def _unclaimed(work: StepWork, claims: Iterable[WorkClaim]) -> WorkClaim:
-    """Measured work beyond all claims. Claims may exceed it: a request's tokens are then shared, not created."""
-    claims = list(claims)
+def _unclaimed(work: StepWork, owners: Iterable[OwnerWork]) -> OwnerWork:
+    """Measured work beyond what owners used. That may exceed it: a request's tokens are then shared, not created."""
+    owners = list(owners)
 
-    def beyond(measured: int, claimed: Iterable[int]) -> int:
-        return max(0, measured - sum(claimed))
+    def beyond(measured: int, used: Iterable[int]) -> int:
+        return max(0, measured - sum(used))
 
-    return WorkClaim(
+    return OwnerWork(
         owner=PLATFORM,
         prefill_tokens=beyond(
-            work.prefill_tokens, (claim.prefill_tokens + claim.aborted_prefill_tokens for claim in claims)
+            work.prefill_tokens, (used.prefill_tokens + used.aborted_prefill_tokens for used in owners)
         ),
-        decode_tokens=beyond(work.decode_tokens, (claim.decode_tokens for claim in claims)),
-        context_tokens=beyond(work.context_tokens, (claim.context_tokens for claim in claims)),
-        sequence_steps=beyond(work.sequence_steps, (claim.sequence_steps for claim in claims)),
+        decode_tokens=beyond(work.decode_tokens, (used.decode_tokens for used in owners)),
+        context_tokens=beyond(work.context_tokens, (used.context_tokens for used in owners)),
+        sequence_steps=beyond(work.sequence_steps, (used.sequence_steps for used in owners)),
     )

@@ -1,4 +1,4 @@
-"""Shares out what each replica cost, hour by hour: reads its windows, rates and claims, and stores the rows once.
+"""Shares out what each replica cost, hour by hour: reads its windows, rates and owners, and stores the rows once.
 
 The computation is in the pure modules; this one loads and stores. A replica's hours are shared out in order, because
 each begins with the charge below one nanodollar that the last one left. An hour of a pool without a rate stops its
@@ -17,7 +17,7 @@ from sqlmodel import Session, col, select
 
 from billing import metrics
 from billing.costs import cost_functions, due_hours, price_book, usage_source
-from billing.costs.allocation import Allocation, ReplicaSlice, WorkClaim, allocate
+from billing.costs.allocation import Allocation, OwnerWork, ReplicaSlice, allocate
 from billing.costs.cost_functions import FittedFunction, ReplicaKind
 from billing.costs.models import CostHour, CostRow, ReplicaCostWindow
 from billing.costs.pins import PinnedTime, Pool, declared, pins_by_pool
@@ -166,7 +166,7 @@ def compute(
     carries.
     """
     (hour_ms,) = {hour_ms for _, hour_ms in hours}
-    claims = usage_source.claims(
+    owners = usage_source.work_of_owners(
         session, start_ms=hour_ms, end_ms=hour_ms + MS_PER_HOUR, request_hours_max=settings.cost_request_hours_max
     )
     rates = price_book.list_rates(session)
@@ -179,7 +179,7 @@ def compute(
         try:
             found.append(
                 _cost_of(
-                    session, (replica_id, hour_ms), claims.get(replica_id, []), pinned, rates, carry, now_ms, settings
+                    session, (replica_id, hour_ms), owners.get(replica_id, []), pinned, rates, carry, now_ms, settings
                 )
             )
         except NoRate:
@@ -190,7 +190,7 @@ def compute(
 def _cost_of(
     session: Session,
     hour: tuple[str, int],
-    claims: list[WorkClaim],
+    owners: list[OwnerWork],
     pinned: Mapping[Pool, Sequence[PinnedTime]],
     rates: Sequence[DatedRate],
     carry: int,
@@ -219,7 +219,7 @@ def _cost_of(
             decode_tokens=sum(window.probe_decode_tokens for window in served),
             sequence_steps=sum(window.probe_decode_tokens for window in served),
         ),
-        claims=claims,
+        owners=owners,
         pins=declared(
             pinned.get((kind.base_model, kind.rank_max), ()),
             pool_rates,

@@ -1,4 +1,4 @@
-"""What recorded usage claims of each replica's work in a piece of time: the only place where cost attribution reads
+"""What recorded usage says of each replica's work in a piece of time: the only place where cost attribution reads
 records.
 """
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.costs.allocation import CostOwner, WorkClaim
+from billing.costs.allocation import CostOwner, OwnerWork
 from billing.costs.rates import MS_PER_HOUR
 from core.ids import first_id_of_ms
 
@@ -52,8 +52,10 @@ FROM counted GROUP BY replica_id, tenant_id, adapter_id, plan_id ORDER BY replic
 """)
 
 
-def claims(session: Session, *, start_ms: int, end_ms: int, request_hours_max: int) -> dict[str, list[WorkClaim]]:
-    """What usage claims of each replica's work in ``[start_ms, end_ms)``, by replica. Requests that began more than
+def work_of_owners(
+    session: Session, *, start_ms: int, end_ms: int, request_hours_max: int
+) -> dict[str, list[OwnerWork]]:
+    """What usage says of each replica's work in ``[start_ms, end_ms)``, by replica. Requests that began more than
     ``request_hours_max`` before are not found: ids are ordered by time, which makes this a range of the primary key.
     """
     parameters = {
@@ -62,9 +64,9 @@ def claims(session: Session, *, start_ms: int, end_ms: int, request_hours_max: i
         "low": first_id_of_ms("req", start_ms - request_hours_max * MS_PER_HOUR),
         "high": first_id_of_ms("req", end_ms + MS_PER_HOUR),  # a gateway's clock may be ahead
     }
-    found: dict[str, list[WorkClaim]] = defaultdict(list)
+    found: dict[str, list[OwnerWork]] = defaultdict(list)
     for row in session.connection().execute(_CLAIMS, parameters).mappings():
         owner = CostOwner(tenant_id=row["tenant_id"], adapter_id=row["adapter_id"], plan_id=row["plan_id"])
-        work = {name: row[name] for name in WorkClaim.__struct_fields__ if name != "owner"}
-        found[row["replica_id"]].append(WorkClaim(owner=owner, **work))
+        work = {name: row[name] for name in OwnerWork.__struct_fields__ if name != "owner"}
+        found[row["replica_id"]].append(OwnerWork(owner=owner, **work))
     return found

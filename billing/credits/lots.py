@@ -15,7 +15,7 @@ from billing.credits.lot_entries import LotState, list_lots, move, open_lots, re
 from billing.credits.models import CreditEntry, CreditLot
 from billing.credits.views import CreditEntryView, CreditKind, LotView
 from billing.settings import CREDIT_LOTS_OPEN_MAX, CREDIT_NANOS_MAX
-from billing.subscriptions.billed_until import hold_subscriptions
+from billing.subscriptions.billed_until import lock_subscriptions
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, Unprocessable
 from core.ids import new_id
@@ -47,7 +47,7 @@ def grant(  # noqa: PLR0913 - each is a field of the lot
     Raises InvalidRequest for a field that is not possible, and Conflict when the reference belongs to another grant.
     """
     _check(kind, amount_nanos, priority, reference)
-    hold_subscriptions(session, [tenant_id])
+    lock_subscriptions(session, [tenant_id])
     now = database_now(session)
     begins = now if effective_from is None else aware(effective_from, "effective_from")
     ends = None if expires_at is None else aware(expires_at, "expires_at")
@@ -127,7 +127,7 @@ def void_promotional(session: Session, tenant_id: str) -> int:
     """Take everything unspent out of the promotional lots of a tenant that has left. Paid lots stay, to be refunded.
     Returns how many lots moved.
     """
-    hold_subscriptions(session, [tenant_id])
+    lock_subscriptions(session, [tenant_id])
     credit = read_open_credit(session, tenant_id)
     gifts = [state for state in credit.lots if state.lot.kind == "promotional" and credit.unspent_nanos(state) > 0]
     for state in sorted(gifts, key=lambda each: each.lot.id):
@@ -139,7 +139,7 @@ def lapse(session: Session, tenant_id: str) -> int:
     """Post what the tenant's expired lots have lost, so that the ledger says what the balance says. Usage of before an
     expiry that was recorded since takes its part back. Returns how many lots moved.
     """
-    hold_subscriptions(session, [tenant_id])
+    lock_subscriptions(session, [tenant_id])
     found = lapses(session, tenant_id)
     for state, amount_nanos in found:
         move(session, state, "lapse", -amount_nanos)
@@ -206,7 +206,7 @@ def page_of_entries(session: Session, tenant_id: str, *, after: str | None, limi
 
 
 def _paid_lot(session: Session, tenant_id: str, reference: str) -> str | None:
-    hold_subscriptions(session, [tenant_id])
+    lock_subscriptions(session, [tenant_id])
     wanted = select(CreditLot.id).where(
         CreditLot.tenant_id == tenant_id, CreditLot.reference == reference, CreditLot.kind == "paid"
     )
@@ -214,7 +214,7 @@ def _paid_lot(session: Session, tenant_id: str, reference: str) -> str | None:
 
 
 def _held(session: Session, tenant_id: str, lot_id: str) -> tuple[LotState, OpenCredit]:
-    hold_subscriptions(session, [tenant_id])
+    lock_subscriptions(session, [tenant_id])
     return read_lot(session, tenant_id=tenant_id, lot_id=lot_id), read_open_credit(session, tenant_id)
 
 

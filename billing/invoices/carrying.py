@@ -1,10 +1,10 @@
 """Carries lines to the tenant's next invoice: of periods of less than a cent, and of invoices that were voided.
 
-A scheduled period below one cent gets no invoice, as one of free usage. Its lines wait, and are on the next invoice
-beside that one's own, which is made when all together reach a cent. If only small periods made it reach one, the
-invoice charges whole cents and leaves the rest to the next; an invoice with a cent or more of its own is rounded as a
-whole. An explicit close that would make an invoice over $0.00 leaves the period open. Usage that credit pays is due.
-The lines of a void invoice wait in the same way, less what credit notes have credited of them.
+A scheduled period of less than a cent gets no invoice, nor does one of free usage; its lines wait. The next invoice
+includes them, and is made when its own lines and the waiting ones reach a cent. If its own lines are below a cent, the
+invoice charges whole cents and leaves the remainder to the one after it; otherwise it is rounded as a whole. An
+explicit close that would make an invoice over $0.00 leaves the period open. Usage that credit pays is due. The lines of
+a void invoice wait in the same way, less what credit notes have credited of them.
 """
 
 from datetime import datetime
@@ -26,11 +26,11 @@ class Waiting(NamedTuple):
     """What waits for the next invoice: the lines of small periods and void invoices, and the rest of the last one."""
 
     lines: list[DraftInvoiceLine]
-    rest_nanos: int
+    carried_nanos: int
 
     @property
     def amount_nanos(self) -> int:
-        return _sum(self.lines) + self.rest_nanos
+        return _sum(self.lines) + self.carried_nanos
 
 
 NOTHING: Final = Waiting([], 0)
@@ -40,14 +40,14 @@ class Collected(NamedTuple):
     """The lines of an invoice with what was carried to it, and what it leaves to the next one."""
 
     lines: list[DraftInvoiceLine]
-    rest_nanos: int
+    carried_nanos: int
 
 
 def read_waiting(session: Session, tenant_id: str) -> Waiting:
     """What waits for the tenant's next invoice. The caller holds the tenant's subscription."""
     last = select(Invoice.carried_nanos).where(Invoice.tenant_id == tenant_id)
-    rest_nanos = session.exec(last.order_by(col(Invoice.period_end).desc()).limit(1)).first()
-    return Waiting(waiting_lines(session, tenant_id), rest_nanos or 0)
+    carried_nanos = session.exec(last.order_by(col(Invoice.period_end).desc()).limit(1)).first()
+    return Waiting(waiting_lines(session, tenant_id), carried_nanos or 0)
 
 
 def waiting_lines(session: Session, tenant_id: str) -> list[DraftInvoiceLine]:
@@ -78,15 +78,17 @@ def fits(lines: list[DraftInvoiceLine]) -> bool:
 def collect(lines: list[DraftInvoiceLine], waiting: Waiting, *, scheduled: bool) -> Collected:
     """All lines of an invoice that is made. Pure."""
     collected = [*lines, *waiting.lines]
-    if waiting.rest_nanos:
-        collected.append(amount_line("carried", waiting.rest_nanos, description="Carried over from the last invoice"))
+    if waiting.carried_nanos:
+        collected.append(
+            amount_line("carried", waiting.carried_nanos, description="Carried over from the last invoice")
+        )
     if not scheduled or abs(_sum(lines)) >= NANOS_PER_CENT:
         return Collected(collected, 0)
     whole_nanos = _sum(collected)
-    rest_nanos = abs(whole_nanos) % NANOS_PER_CENT * (1 if whole_nanos >= 0 else -1)
-    if rest_nanos:
-        collected.append(amount_line("carried", -rest_nanos, description="Carried over to the next invoice"))
-    return Collected(collected, rest_nanos)
+    carried_nanos = abs(whole_nanos) % NANOS_PER_CENT * (1 if whole_nanos >= 0 else -1)
+    if carried_nanos:
+        collected.append(amount_line("carried", -carried_nanos, description="Carried over to the next invoice"))
+    return Collected(collected, carried_nanos)
 
 
 def carry(session: Session, tenant_id: str, period: Period, lines: list[DraftInvoiceLine]) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from billing.invoices.documents import printed_number
 from billing.invoices.models import CreditNote, CreditNoteTaxLine, Document
+from billing.invoices.numbering import printed_number
 from billing.invoices.views import CreditNoteView
 from billing.settings import INVOICES_PAGE_MAX
 from billing.tax.calculation import TaxLine

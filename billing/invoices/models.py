@@ -57,7 +57,7 @@ class Document(SQLModel, table=True):
 
     ``sha256`` covers the content's hash and the ``sha256`` of the document before, so no document can be changed
     without changing every later one. ``content_format`` names the form in which the content is hashed
-    (``billing.invoices.documents``).
+    (``billing.invoices.numbering``).
     """
 
     __tablename__ = "documents"

@@ -9,9 +9,9 @@ from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
 from billing.invoices.credit_note_queries import notes_of
-from billing.invoices.documents import printed_number
 from billing.invoices.events import state_of
 from billing.invoices.models import Document, Invoice, InvoiceCredit, InvoiceEvent, InvoiceLine, InvoiceTaxLine
+from billing.invoices.numbering import printed_number
 from billing.invoices.statuses import InvoiceState, InvoiceStatus
 from billing.invoices.views import (
     AppliedCredit,

@@ -10,7 +10,8 @@ from typing import Final, Literal, NamedTuple, cast
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from billing.invoices.documents import (
+from billing.invoices.models import Document, Invoice
+from billing.invoices.numbering import (
     CHAIN_START,
     FORMAT,
     DocumentKind,
@@ -18,7 +19,6 @@ from billing.invoices.documents import (
     link_hash,
     printed_number,
 )
-from billing.invoices.models import Document, Invoice
 from billing.invoices.statuses import EventChange, fold
 
 _PAGE: Final = 500

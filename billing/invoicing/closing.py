@@ -118,4 +118,4 @@ def _close(
     if ended_at is not None and period.end >= ended_at:
         kind = "supplementary" if period.start >= ended_at else "final"
     collected = carrying.collect(lines, waiting, scheduled=may_wait)
-    return finalize(session, tenant_id, period, collected.lines, kind=kind, carried_nanos=collected.rest_nanos)
+    return finalize(session, tenant_id, period, collected.lines, kind=kind, carried_nanos=collected.carried_nanos)

@@ -12,9 +12,9 @@ from sqlmodel import Session, select
 
 from billing import ledger
 from billing.invoices.credit_note_queries import find_note
-from billing.invoices.documents import seal
 from billing.invoices.events import append, lock_invoice, paid_cents, payment_intents
 from billing.invoices.models import CreditNote, CreditNoteTaxLine, Invoice, InvoiceLine
+from billing.invoices.numbering import seal
 from billing.invoices.queries import read_taxes
 from billing.invoices.statuses import EventChange, InvoiceState
 from billing.invoices.views import CreditDestination, CreditNoteView
@@ -99,7 +99,7 @@ def issue_credit_note(
 def _issue(
     session: Session, note: CreditNote, taxes: list[TaxLine], state: InvoiceState, actor: str | None
 ) -> CreditNoteView:
-    """Write the note and its event, end dunning that it settles, queue its refund, and number it last."""
+    """Write the note and its event, end dunning where nothing is due any more, queue its refund, and number it last."""
     _write(session, note, taxes)
     change = EventChange(kind="credit_note", amount_cents=note.due_cents, credited_cents=note.total_cents)
     append(session, note.invoice_id, state, change, credit_note_id=note.id, reason=note.reason, actor=actor)

@@ -16,7 +16,7 @@ from billing.invoices.statuses import EventChange, InvoiceState
 from billing.invoices.views import InvoiceView
 from billing.ledger import AccountRef, Leg, Posting
 from billing.payments import dunning
-from billing.subscriptions.billed_until import hold_subscriptions
+from billing.subscriptions.billed_until import lock_subscriptions
 from core.errors import Conflict
 from core.ids import new_id
 from core.money import cents_to_nanos
@@ -88,7 +88,7 @@ def _promotional_nanos(session: Session, invoice_id: str) -> int:
 
 def _lock_with_credit(session: Session, invoice_id: str) -> tuple[Invoice, InvoiceState]:
     """An invoice and its state. The tenant's credit cannot change either; it is locked first, as by a close."""
-    hold_subscriptions(session, [read_invoice(session, invoice_id).tenant_id])
+    lock_subscriptions(session, [read_invoice(session, invoice_id).tenant_id])
     return lock_invoice(session, invoice_id)
 
 

@@ -17,9 +17,9 @@ from billing.charges.lines import DraftInvoiceLine
 from billing.credits import burning
 from billing.credits.views import CreditUse
 from billing.invoices import balance
-from billing.invoices.documents import seal
 from billing.invoices.events import append, lock_invoices
 from billing.invoices.models import Invoice, InvoiceCredit, InvoiceLine, InvoiceTaxLine
+from billing.invoices.numbering import seal
 from billing.invoices.queries import invoice_view
 from billing.invoices.statuses import EventChange, InvoiceState
 from billing.invoices.views import AppliedCredit, InvoiceKind, InvoiceView

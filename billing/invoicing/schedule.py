@@ -14,8 +14,8 @@ from billing.charges.inputs import period_start
 from billing.each_tenant import each_tenant
 from billing.invoicing.closing import close_tenant
 from billing.subscriptions.billed_until import read_billed_until
+from billing.subscriptions.calendars import all_calendars
 from billing.subscriptions.ending import read_ended
-from billing.subscriptions.terms import all_calendars
 from core.db import database_now, unit_of_work
 
 _log = structlog.get_logger()

@@ -16,7 +16,7 @@ from sqlmodel import Session, col, select
 
 from billing.credits.balance import OpenCredit, bounds_of, read_open_credit
 from billing.limits import prepaid
-from billing.limits.models import SpendCeiling, SpendingTerms
+from billing.limits.models import SpendCeiling, SpendingSettings
 from billing.models import LedgerAccount, LedgerEntry
 from billing.notifications import outbox, thresholds
 from billing.tax.profiles import read_parties
@@ -39,7 +39,7 @@ class ComputedCeiling(msgspec.Struct, frozen=True, kw_only=True):
     held back for tax. ``headroom_nanos`` None: no limit.
     """
 
-    terms: SpendingTerms
+    terms: SpendingSettings
     credit: OpenCredit
     usable_nanos: int
     charged_nanos: int
@@ -61,12 +61,12 @@ class ComputedCeiling(msgspec.Struct, frozen=True, kw_only=True):
         return min((at for at in bounds if at > self.credit.now), default=None)
 
 
-def terms_of(session: Session, tenant_id: str) -> SpendingTerms:
+def terms_of(session: Session, tenant_id: str) -> SpendingSettings:
     """The tenant's terms, or those of a tenant that has none."""
-    found = session.get(SpendingTerms, tenant_id)
+    found = session.get(SpendingSettings, tenant_id)
     if found is not None:
         return found
-    return SpendingTerms(
+    return SpendingSettings(
         tenant_id=tenant_id, mode="postpaid", balance_floors_nanos=[0], updated_at=database_now(session)
     )
 

@@ -29,7 +29,7 @@ from billing.notifications.models import Notification
 from billing.notifications.thresholds import Alert
 from billing.prices import price_book
 from billing.subscriptions.billed_until import billed_until_of
-from billing.subscriptions.terms import calendar_of
+from billing.subscriptions.calendars import calendar_of
 from billing.usage.metering import ActiveTenants
 from billing.usage.models import UsageMonth
 from core import redis_keys

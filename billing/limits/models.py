@@ -12,7 +12,7 @@ from sqlmodel import Field, SQLModel
 from core.db import Instant
 
 
-class SpendingTerms(SQLModel, table=True):
+class SpendingSettings(SQLModel, table=True):
     """How one tenant pays. A tenant without a row pays by invoice and has no credit limit."""
 
     __tablename__ = "spending_terms"

@@ -15,8 +15,8 @@ from billing.charges.period import usage_adjusted_in
 from billing.limits.models import SpendLimit
 from billing.limits.views import LimitScope, SpendLimitView
 from billing.prices.quantities import AMOUNT_SQL
-from billing.subscriptions.billed_until import hold_subscriptions
-from billing.subscriptions.terms import calendars_of_all
+from billing.subscriptions.billed_until import lock_subscriptions
+from billing.subscriptions.calendars import calendars_of_all
 from billing.usage.sums import hour_of
 from core.db import among, database_now
 from core.errors import Conflict, NotFound
@@ -61,7 +61,7 @@ def set_limit(
     """Set a limit; one of the same subject and window is replaced. The caller publishes the tenant. Raises Conflict
     when the tenant has too many.
     """
-    hold_subscriptions(session, [tenant_id])
+    lock_subscriptions(session, [tenant_id])
     now = database_now(session)
     others = session.exec(
         select(sa.func.count()).where(

@@ -6,7 +6,7 @@ import msgspec
 from sqlmodel import Session
 
 from billing.limits import ceilings, spend_limits
-from billing.subscriptions.terms import calendars_of_all
+from billing.subscriptions.calendars import calendars_of_all
 from core import clock
 from core.contracts.grants import SpendLimitGrant
 from core.db import database_now

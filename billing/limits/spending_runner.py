@@ -18,7 +18,7 @@ from billing.credits.models import CreditLot
 from billing.each_tenant import each_tenant
 from billing.limits import ceilings
 from billing.limits.models import SpendCeiling
-from billing.limits.terms import top_up_of
+from billing.limits.spending_settings import top_up_of
 from billing.usage.metering import ActiveTenants
 from core.db import LATE_COMMITS, database_now, unit_of_work
 from core.loops import AFTER_PAUSE, Seconds

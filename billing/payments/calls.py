@@ -81,7 +81,7 @@ class Call:
             found = find(*self.window())
             metrics.LOOK_UPS.labels("absent" if found is None else "found").inc()
             if found is not None:
-                return self._end(found.id)
+                return self._store(found.id)
             row = self._take_new_key()
         assert row.idempotency_key is not None, "begun"
         try:
@@ -91,7 +91,7 @@ class Call:
                 with unit_of_work(self._queues.engine) as session:
                     self._change(session, look_up=True)
             raise
-        return self._end(made.id)
+        return self._store(made.id)
 
     def start_over(self) -> None:
         """Forget what was decided, after it is certain that the call had no effect. Raises KeysUsedUp."""
@@ -123,7 +123,7 @@ class Call:
             self._change(session, **key, look_up=False, **changes)
             return self._read(session)
 
-    def _end(self, object_id: str) -> str:
+    def _store(self, object_id: str) -> str:
         with unit_of_work(self._queues.engine) as session:
             self._change(session, object_id=object_id, look_up=False)
         return object_id

@@ -4,11 +4,12 @@ An attempt is one payment intent. What happens if this process dies, line by lin
 
 1. ``Call.decide`` commits the charge: how much, for which invoices, with which card. Nothing is sent yet; the next
    worker finds the charge and goes on with it.
-2. ``Call.once`` commits the idempotency key, calls Stripe, and commits the intent's id. Killed in between, the next
-   worker sends the same parameters under the same key, and Stripe answers with the same intent; later, it is looked up
-   by the charge's id. So there is one intent for each charge.
-3. ``PaymentQueues.finish`` books the money (``settlement.settle``) or the failure (``dunning``) and ends the operation,
-   in one transaction. Killed before it, 2. finds the intent. Stripe's event books it, too: each intent is booked once.
+2. ``Call.once`` commits the idempotency key, calls Stripe, and commits the intent's id. If the worker dies in between,
+   the next one sends the same parameters under the same key and gets the same intent. If the key is too old for that,
+   it looks the intent up by the charge's id. So there is one intent for each charge.
+3. ``PaymentQueues.finish`` books the money (``booking.book_payment``) or the failure (``dunning``) and ends the
+   operation, in one transaction. Killed before it, 2. finds the intent. Stripe's event books it, too: each intent is
+   booked once.
 """
 
 import secrets
@@ -20,13 +21,13 @@ from sqlmodel import Session, col, select
 from billing.invoices.events import lock_invoice
 from billing.invoices.queries import list_invoices, read_invoice
 from billing.payments import dunning
+from billing.payments.booking import book_payment, end_charge
 from billing.payments.calls import Call
 from billing.payments.dunning import Failure
 from billing.payments.models import PaymentCharge
 from billing.payments.operations import ChargeTopUp, CollectInvoice, OpenInvoicePage, OpenTopUpPage
 from billing.payments.queue import Claim, Effect, Outcome, PaymentQueues, QueueStops
 from billing.payments.settings import DESCRIPTION_LENGTH_MAX
-from billing.payments.settlement import end_charge, settle
 from billing.settings import INVOICES_PAGE_MAX
 from billing.stripe.client import StripeAccount
 from billing.stripe.errors import StripeCardDeclined, StripeRefused, StripeUnavailable
@@ -157,7 +158,7 @@ class Charging:
             return self._failed(call, charge, "declined", "the card was declined")
 
         def book(session: Session) -> None:
-            settle(session, payment)
+            book_payment(session, payment)
 
         return Outcome(result={"payment_intent": payment.id, "charge": charge.id}, effect=book)
 
@@ -248,7 +249,7 @@ class Charging:
         payment = None if page.payment_intent is None else self._account.payment(page.payment_intent)
         with unit_of_work(self._queues.engine) as session:
             if payment is not None:
-                settle(session, payment)
+                book_payment(session, payment)
             if page.status == "expired":
                 end_charge(session, charge.id, page_is_gone(page))
 

@@ -167,9 +167,9 @@ class DunningRounds:
                 .where(DunningCase.tenant_id == tenant_id, _IS_OPEN)
                 .order_by(col(DunningCase.started_at), col(DunningCase.invoice_id))
             )
-            settled = [case.invoice_id for case in session.exec(wanted) if not _owes(session, case.invoice_id)]
+            paid = [case.invoice_id for case in session.exec(wanted) if not _owes(session, case.invoice_id)]
             cases = session.exec(wanted.with_for_update().execution_options(populate_existing=True)).all()
-            for invoice_id in settled:
+            for invoice_id in paid:
                 end(session, invoice_id)
             cases = [case for case in cases if case.ended_at is None]
             overdue = [each for each in cases if not each.suspended and each.suspends_at and each.suspends_at <= now]

@@ -13,10 +13,10 @@ from sqlmodel import Session, select
 
 from billing.payments import dunning, event_store
 from billing.payments.alarms import raise_alarm
+from billing.payments.booking import book_payment, leave_page, tenant_of
 from billing.payments.models import PaymentQueue, StripeEventRow
 from billing.payments.returned_payments import book_returns
 from billing.payments.settings import PaymentSettings
-from billing.payments.settlement import leave_page, settle, tenant_of
 from billing.stripe.client import API_VERSION, StripeAccount
 from billing.stripe.errors import StripeObjectNotFound
 from billing.stripe.objects import StripeEvent
@@ -100,7 +100,7 @@ class EventHandler:
         match row.object_kind:
             case "payment_intent":
                 payment = account.payment(object_id)
-                return lambda session: settle(session, payment)
+                return lambda session: book_payment(session, payment)
             case "checkout.session":
                 return self._page(row, object_id)
             case "setup_intent":
@@ -124,7 +124,7 @@ class EventHandler:
         payment, found = self._account.payment(payment_intent), self._account.went_back(payment_intent)
 
         def apply(session: Session) -> str | None:
-            settle(session, payment)
+            book_payment(session, payment)
             note = book_returns(session, payment_intent, found)
             if note is not None and tenant_of(session, payment.customer) is not None:
                 raise Conflict(f"{payment_intent} of our customer {payment.customer} is not booked yet.")
@@ -142,7 +142,7 @@ class EventHandler:
             return lambda session: leave_page(session, page, row.customer)
         if payment is None:
             return _no_effect("the page took no payment")
-        return lambda session: settle(session, payment)
+        return lambda session: book_payment(session, payment)
 
     def _card(self, customer_id: str | None, *, saved: bool) -> Apply:
         """Open invoices are attempted with a card that was not tried. A card that was ``saved`` on a page becomes the

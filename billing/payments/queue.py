@@ -14,10 +14,10 @@ from sqlmodel import Session, col, select
 
 from billing.payments import metrics
 from billing.payments.alarms import raise_alarm
+from billing.payments.booking import end_charge_of
 from billing.payments.models import PaymentOperation, PaymentQueue
 from billing.payments.operations import Operation, decoded
 from billing.payments.settings import PaymentSettings
-from billing.payments.settlement import end_charge_of
 from core import leases
 from core.db import DatabaseClock, database_now, unit_of_work
 from core.errors import Conflict, InvalidRequest, NotFound

@@ -127,6 +127,6 @@ class Refunder:
                     dedupe_key=f"refund_to_transfer:{refund.refund_id}",
                 )
 
-        settled_cents = refund.amount_cents - plan.left_cents - by_hand_cents
-        result = {"refund": made, "settled_cents": settled_cents, "by_hand_cents": by_hand_cents}
+        returned_cents = refund.amount_cents - plan.left_cents - by_hand_cents
+        result = {"refund": made, "returned_cents": returned_cents, "by_hand_cents": by_hand_cents}
         return Outcome(result=result, effect=effect)

@@ -14,6 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlmodel import Session, col
 
 from billing.payments import metrics
+from billing.payments.booking import end_charge_of
 from billing.payments.calls import Call
 from billing.payments.charging import CURRENCY, Charging, opened
 from billing.payments.models import PaymentOperation, PaymentQueue
@@ -31,7 +32,6 @@ from billing.payments.operations import (
 )
 from billing.payments.queue import Claim, LeaseLost, Outcome, PaymentQueues, QueueStops
 from billing.payments.refunding import Refunder
-from billing.payments.settlement import end_charge_of
 from billing.stripe.client import StripeAccount
 from billing.stripe.errors import (
     StripeAccessDenied,

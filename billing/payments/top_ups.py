@@ -13,13 +13,13 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.limits import ceilings
-from billing.limits.terms import top_up_of
+from billing.limits.spending_settings import top_up_of
 from billing.limits.views import AutoTopUp
 from billing.notifications.outbox import notify
 from billing.payments import outbox
 from billing.payments.models import PaymentCharge
 from billing.payments.operations import ChargeTopUp
-from billing.subscriptions.billed_until import hold_subscriptions
+from billing.subscriptions.billed_until import lock_subscriptions
 from core.db import database_now, unit_of_work
 from core.ids import new_id
 from core.periods import month_start
@@ -29,8 +29,9 @@ _PREFIX: Final = "atu_"
 
 
 class TopUpStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """What was bought for a tenant by itself: whether a payment is on its way, what was paid in this UTC month, in
-    which payments on their way count, and when one last failed. One that waits for the card's owner has failed.
+    """What was bought for a tenant automatically. ``in_flight``: a payment is on its way. ``month_cents``: the payments
+    of this UTC month, made or on their way. ``failed_at``: when the newest failed one began; one that waits for the
+    card's owner counts as failed.
     """
 
     in_flight: bool = False
@@ -62,7 +63,7 @@ def buy_if_due(engine: sa.Engine, tenant_id: str) -> None:
     subscription is held while that is decided, so two workers start one payment.
     """
     with unit_of_work(engine) as session:
-        hold_subscriptions(session, [tenant_id])
+        lock_subscriptions(session, [tenant_id])
         computed = ceilings.compute(session, tenant_id)
         asked, standing = top_up_of(computed.terms), read_standing(session, tenant_id)
         if asked is None or computed.usable_nanos > asked.floor_nanos:

@@ -20,7 +20,7 @@ from billing.quotas import rebuild
 from billing.resources.metering import MeteredTenants
 from billing.subscriptions.billed_until import lock_billed_until, read_billed_until
 from billing.subscriptions.calendar import CalendarHistory
-from billing.subscriptions.terms import calendars_of
+from billing.subscriptions.calendars import calendars_of
 from billing.usage.metering import ActiveTenants
 from core.db import database_now, unit_of_work
 from core.errors import NotFound

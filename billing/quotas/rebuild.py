@@ -19,7 +19,7 @@ from billing.limits import spend_limits
 from billing.limits.views import SpendLimitView
 from billing.prices import price_book
 from billing.prices.price_book import PriceBook
-from billing.subscriptions.billed_until import hold_subscriptions
+from billing.subscriptions.billed_until import lock_subscriptions
 from billing.usage import recording
 from billing.usage.models import UsageMonth
 from billing.usage.stream import decode_event
@@ -212,7 +212,7 @@ def _rebuild(
         # Until this transaction ends, billing records nothing of these tenants: what it has and what waits for it is
         # then the whole. It is the one place that asks Redis within a transaction; billing, not a gateway, waits for
         # the answer. No other rebuild looks at them either: two that saw the same difference would both add it.
-        hold_subscriptions(session, tenants)
+        lock_subscriptions(session, tenants)
         windows = _windows(session, limiting)
         seen = _look(redis, [*levels, *windows], tenants)
         truth = _recorded(session, tenants, seen.month)

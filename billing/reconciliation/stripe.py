@@ -86,7 +86,7 @@ WITH returned AS (
     FROM returned_payments r JOIN received_payments p USING (payment_intent)
     JOIN charges c ON c.id = p.charge_id AND c.invoice_id IS NOT NULL GROUP BY 1
 ), noted AS (
-    SELECT tenant_id, sum((result ->> 'settled_cents')::bigint) FILTER (WHERE state = 'done') AS least,
+    SELECT tenant_id, sum((result ->> 'returned_cents')::bigint) FILTER (WHERE state = 'done') AS least,
         sum((content ->> 'amount_cents')::bigint) FILTER (WHERE (content ->> 'part')::int = 1) AS most
     FROM payment_operations WHERE kind = 'refund' AND content ->> 'invoice_id' IS NOT NULL GROUP BY 1
 ), compared AS (

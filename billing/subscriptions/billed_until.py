@@ -15,7 +15,7 @@ def share_billed_until(session: Session, tenant_ids: Iterable[str]) -> dict[str,
     return _read(session, tenant_ids, share=True)
 
 
-def hold_subscriptions(session: Session, tenant_ids: Iterable[str]) -> None:
+def lock_subscriptions(session: Session, tenant_ids: Iterable[str]) -> None:
     """Let nothing of these tenants be recorded or closed before the transaction ends. Subscribes new tenants."""
     _read(session, tenant_ids, share=False)
 

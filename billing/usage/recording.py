@@ -67,7 +67,8 @@ def record(
 ) -> RecordingResult:
     """Record the events of these stream entries that are new and, for an estimated request, the rest. An event is
     refused, without affecting the others, when it settled in the future or too long ago, has no price, or repeats a
-    recorded id with other content. ``estimates`` are those that rests complete, by the id of the rest.
+    recorded id with other content. ``estimates`` are the records that rests among the events complete, by the id of the
+    rest.
     """
     result = RecordingResult({}, [], {})
     rows = _rate(session, events, limits, result.refused)

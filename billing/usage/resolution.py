@@ -1,5 +1,5 @@
-"""Decides where the usage of a period is read: whole days from the sums by day, whole hours from those by hour, and the
-other minutes from records. So a report on a month costs its days and groups, not its requests.
+"""Decides where reports read the usage of a period: whole days from the sums by day, whole hours from those by hour,
+and the other minutes from records. So a report on a month costs its days and groups, not its requests.
 """
 
 from collections.abc import Iterator, Sequence

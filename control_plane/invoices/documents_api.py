@@ -12,7 +12,7 @@ from sqlmodel import Session
 from billing.invoices import balance, credit_note_queries
 from billing.invoices.views import CreditNoteView, InvoiceView
 from billing.invoicing import credit_notes, endings
-from billing.payments.settlement import record_manual_payment
+from billing.payments.booking import record_manual_payment
 from billing.tax import profiles, rate_table
 from billing.tax.parties import BillingProfile, Buyer, Seller
 from billing.tax.rate_table import TaxRateView

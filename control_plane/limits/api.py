@@ -7,8 +7,8 @@ from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from billing.limits import spend_limits, terms
-from billing.limits.terms import TermsPatch
+from billing.limits import spend_limits, spending_settings
+from billing.limits.spending_settings import SpendingPatch
 from billing.limits.views import SpendingView, SpendLimitView
 from control_plane.api_keys import service as api_keys
 from control_plane.audit.service import audited
@@ -34,13 +34,13 @@ class AdminSpending(Controller):
         """Get how the tenant pays, what it owes, and what it may still spend."""
         with unit_of_work(engine) as session:
             tenants.require(session, tenant_id)
-            return terms.read(session, tenant_id)
+            return spending_settings.read(session, tenant_id)
 
     @patch(sync_to_thread=True)
     def change_spending(
         self,
         tenant_id: FromPath[str],
-        data: JSONBody[TermsPatch],
+        data: JSONBody[SpendingPatch],
         engine: NamedDependency[Engine],
         principal: NamedDependency[Principal],
     ) -> SpendingView:
@@ -49,7 +49,7 @@ class AdminSpending(Controller):
         """
         with unit_of_work(engine) as session:
             tenants.require(session, tenant_id)
-            changed = terms.change(session, tenant_id, data)
+            changed = spending_settings.change(session, tenant_id, data)
             publish_change(session, "tenants", tenant_id)
             audited(session, principal, "tenant.spending_changed", tenant_id, tenant_id=tenant_id, details=data)
             return changed

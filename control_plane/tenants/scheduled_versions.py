@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy import Engine
 
 from billing.prices import overrides
-from billing.subscriptions import assignments, terms
+from billing.subscriptions import assignments, calendars
 from control_plane.plans import service as plans
 from control_plane.tenants import limit_overrides
 from control_plane.tenants import service as tenants
@@ -42,7 +42,7 @@ class ScheduledVersions:
             tenants_ahead = {
                 *assignments.begun_between(session, after, ahead),
                 *overrides.changed_between(session, after, ahead),
-                *terms.begun_between(session, after, ahead),
+                *calendars.begun_between(session, after, ahead),
                 *limit_overrides.expired_between(session, after, ahead),
             }
             of_plans = {each for each in plans_ahead if each[1] <= now}

@@ -4,9 +4,9 @@ from datetime import datetime
 
 from sqlmodel import Session
 
-from billing.subscriptions import assignments, terms
+from billing.subscriptions import assignments
 from billing.subscriptions.calendar import BillingCalendar
-from billing.subscriptions.terms import calendars_of
+from billing.subscriptions.calendars import calendars_of, next_boundary
 from control_plane.audit.service import audited
 from control_plane.auth.authenticate import Principal
 from control_plane.plans import service as plans
@@ -25,7 +25,7 @@ def change_plan(session: Session, principal: Principal, tenant_id: str, new: New
     else:
         service.lock_open(session, tenant_id)
         plan = service.plan_named(session, new.plan)
-        boundary = terms.next_boundary(session, tenant_id)
+        boundary = next_boundary(session, tenant_id)
         assignments.assign_plan(session, tenant_id=tenant_id, plan_id=plan.id, effective_from=boundary)
     audited(session, principal, "tenant.plan_changed", tenant_id, tenant_id=tenant_id, details=new)
     return plan_of(session, tenant_id)

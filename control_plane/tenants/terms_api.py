@@ -12,9 +12,9 @@ from billing.prices import overrides
 from billing.prices.overrides import OverrideView
 from billing.subscriptions import assignments, discounts
 from billing.subscriptions.calendar import BillingCalendar
+from billing.subscriptions.calendars import change_calendar
 from billing.subscriptions.discounts import DiscountView, NewDiscount
 from billing.subscriptions.ending import end_subscription
-from billing.subscriptions.terms import change_calendar
 from control_plane.audit.service import audited
 from control_plane.auth.authenticate import Principal
 from control_plane.change_handlers import ChangeHandlers

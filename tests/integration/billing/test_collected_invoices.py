@@ -5,7 +5,7 @@ ledger says the same as Stripe.
 import pytest
 
 from billing.invoicing import credit_notes, endings
-from billing.payments.settlement import record_manual_payment
+from billing.payments.booking import record_manual_payment
 from core.db import unit_of_work
 from core.errors import Conflict
 

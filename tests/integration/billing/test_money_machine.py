@@ -1,5 +1,5 @@
-"""Any order of use, late use, amendment, close, credit note, void, payment, refund, expiry and plan change, with kills
-of processes and of database connections: money adds up at every instant, and what is final stays as it is.
+"""Any order of use, late use, amendment, close, credit note, void, payment, refund, expiry and plan change: money adds
+up at every instant, and what is final stays as it is.
 """
 
 import pytest

@@ -15,7 +15,7 @@ from billing.ledger import AccountRef
 from billing.prices import overrides
 from billing.prices.card import IncludedUsage, PriceCard, PriceTier, TieredPrice
 from billing.quotas.adjustment_runner import AdjustmentRunner
-from billing.subscriptions import assignments, discounts, terms
+from billing.subscriptions import assignments, calendars, discounts
 from billing.subscriptions.billed_until import billed_until_of
 from billing.subscriptions.calendar import BillingCalendar
 from billing.subscriptions.discounts import NewDiscount
@@ -144,14 +144,14 @@ def test_a_new_zone_holds_from_the_next_period_and_no_instant_is_billed_twice(st
     last, this = month_start(now, ago=1), month_start(now, ago=0)
     joined(stage, tenant, last)
     with unit_of_work(stage.engine) as session:
-        terms.set_first_calendar(session, tenant, BillingCalendar(zone="UTC"))
+        calendars.set_first_calendar(session, tenant, BillingCalendar(zone="UTC"))
     stage.change("ALTER TABLE tenant_calendars DISABLE TRIGGER USER")
     stage.change("INSERT INTO tenant_calendars VALUES (:t, :at, now(), 'week', 'Asia/Tokyo', NULL)", t=tenant, at=this)
     stage.change("ALTER TABLE tenant_calendars ENABLE TRIGGER USER")
     with unit_of_work(stage.engine) as session:
-        history = terms.calendars_of(session, tenant)
-        assert terms.calendar_of(session, tenant, last).interval == "month"
-        assert terms.calendar_of(session, tenant, now).zone == "Asia/Tokyo"
+        history = calendars.calendars_of(session, tenant)
+        assert calendars.calendar_of(session, tenant, last).interval == "month"
+        assert calendars.calendar_of(session, tenant, now).zone == "Asia/Tokyo"
     for hour in range(0, 40 * 24, 6):
         settled = last + timedelta(hours=hour)
         if settled < now:

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from billing.costs import hours
-from billing.costs.allocation import WorkClaim
+from billing.costs.allocation import OwnerWork
 from billing.costs.hours import allocate_due
 from billing.costs.rates import MS_PER_HOUR
 from core import redis_keys
@@ -66,7 +66,7 @@ def test_an_hour_is_shared_out_once_and_adds_up_to_rate_times_time(costs):
 
 
 def test_prompts_of_estimates_and_answers_lost_with_their_gateway_are_unclaimed(costs):
-    """An estimate bills its whole prompt as cached, so that the engine computed it is claimed by no usage."""
+    """An estimate bills its whole prompt as cached, so that the engine computed it is explained by no usage."""
     costs.rate()
     (a,) = costs.tenants(1)
     costs.use(
@@ -94,7 +94,7 @@ def test_a_request_across_the_border_of_two_hours_is_in_both_and_nothing_is_coun
     )  # fmt: skip
     with unit_of_work(costs.engine) as session:
         found = [
-            hours.usage_source.claims(
+            hours.usage_source.work_of_owners(
                 session, start_ms=costs.hour_ms + n * MS_PER_HOUR, end_ms=costs.hour_ms + (n + 1) * MS_PER_HOUR,
                 request_hours_max=2,
             )["rep_1"][0]
@@ -208,17 +208,17 @@ def test_two_workers_share_an_hour_out_once(costs):
     assert costs.rows() == {"idle": 60_000_000}
 
 
-def claimed(costs, *, hours_later: int = 0):
+def used(costs, *, hours_later: int = 0):
     start_ms = costs.hour_ms + hours_later * MS_PER_HOUR
     with unit_of_work(costs.engine) as session:
-        found = hours.usage_source.claims(
+        found = hours.usage_source.work_of_owners(
             session, start_ms=start_ms, end_ms=start_ms + MS_PER_HOUR, request_hours_max=2
         )
-    return {claim.owner.tenant_id: claim for claim in found.get("rep_1", [])}
+    return {each.owner.tenant_id: each for each in found.get("rep_1", [])}
 
 
 @pytest.mark.parametrize(
-    ("usage", "claim"),
+    ("usage", "expected"),
     [
         pytest.param(
             {"input_tokens": 10_000, "cached_tokens": 8_000, "output_tokens": 1},
@@ -245,12 +245,12 @@ def claimed(costs, *, hours_later: int = 0):
         ),
     ],
 )
-def test_usage_claims_what_its_engine_computed(costs, usage, claim):
+def test_usage_says_what_its_engine_computed(costs, usage, expected):
     (a,) = costs.tenants(1)
     costs.use(a, ended_s=100, **usage)
-    found = claimed(costs)[a]
-    names = [name for name in WorkClaim.__struct_fields__ if name != "owner"]
-    assert {name: getattr(found, name) for name in names if getattr(found, name)} == claim
+    found = used(costs)[a]
+    names = [name for name in OwnerWork.__struct_fields__ if name != "owner"]
+    assert {name: getattr(found, name) for name in names if getattr(found, name)} == expected
     assert found.owner.adapter_id == usage.get("adapter_id", "")
 
 
@@ -258,5 +258,5 @@ def test_usage_of_other_hours_is_not_claimed(costs):
     a, b = costs.tenants(2)
     costs.use(a, ended_s=-1, lasted_s=5)
     costs.use(b, ended_s=3_700, lasted_s=5)
-    assert claimed(costs) == {}
-    assert set(claimed(costs, hours_later=1)) == {b}
+    assert used(costs) == {}
+    assert set(used(costs, hours_later=1)) == {b}

@@ -7,9 +7,9 @@ import pytest
 from billing.credits import lots
 from billing.invoices.payments import record_payment
 from billing.invoicing.closing import close_tenant
-from billing.limits import terms
+from billing.limits import spending_settings
 from billing.limits.spending_runner import SpendingRunner
-from billing.limits.terms import TermsPatch
+from billing.limits.spending_settings import SpendingPatch
 from core.db import unit_of_work
 
 DOLLAR = 1_000_000_000
@@ -22,7 +22,7 @@ def runner(stage) -> SpendingRunner:
 
 def change(stage, tenant_id: str, **changes) -> None:
     with unit_of_work(stage.engine) as session:
-        terms.change(session, tenant_id, TermsPatch(**changes))
+        spending_settings.change(session, tenant_id, SpendingPatch(**changes))
 
 
 def alerted(stage, tenant_id: str, event_type: str, field: str) -> list[int]:
@@ -39,7 +39,7 @@ def test_a_balance_that_a_refund_lowers_alerts_at_once(stage, wallet, runner):
     runner.run_once()
     with unit_of_work(stage.engine) as session:
         lots.refund_unspent(session, tenant_id=tenant, lot_id=lot, amount_nanos=8 * DOLLAR)
-        terms.credit_changed(session, tenant)
+        spending_settings.credit_changed(session, tenant)
     runner.run_once()
     assert alerted(stage, tenant, "balance.low", "floor_nanos") == [6 * DOLLAR]
 
@@ -58,7 +58,7 @@ def test_credit_of_a_tenant_without_terms_alerts_when_it_is_used_up(stage, walle
     tenant = stage.tenant()
     wallet.granted(tenant, 12)
     with unit_of_work(stage.engine) as session:
-        terms.credit_changed(session, tenant)
+        spending_settings.credit_changed(session, tenant)
     wallet.spend(tenant, 6)
     runner.run_once()
     assert alerted(stage, tenant, "balance.low", "floor_nanos") == []

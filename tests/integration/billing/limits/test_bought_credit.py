@@ -6,11 +6,11 @@ import pytest
 import sqlalchemy as sa
 
 from billing.credits import lots
-from billing.limits import ceilings, terms
-from billing.limits.terms import TermsPatch
+from billing.limits import ceilings, spending_settings
+from billing.limits.spending_settings import SpendingPatch
+from billing.payments.booking import book_payment
 from billing.payments.models import PaymentCharge, PaymentQueue
 from billing.payments.returned_payments import book_returns
-from billing.payments.settlement import settle
 from billing.stripe.objects import StripePayment, StripeRefund, WentBack
 from control_plane.database_roles import BILLING
 from core import db
@@ -35,7 +35,7 @@ def stopped(stage, wallet) -> str:
     wallet.granted(tenant, 3)
     wallet.spend(tenant, 3)
     with unit_of_work(stage.engine) as session:
-        assert terms.change(session, tenant, TermsPatch(mode="prepaid")).headroom_nanos == 0
+        assert spending_settings.change(session, tenant, SpendingPatch(mode="prepaid")).headroom_nanos == 0
     return tenant
 
 
@@ -58,7 +58,7 @@ def buy(worker: sa.Engine, tenant_id: str, cents: int) -> None:
     with unit_of_work(worker) as session:
         paid = {"status": "succeeded", "amount_cents": cents, "received_cents": cents, "currency": "usd"}
         payment = StripePayment(id="pi_1", our_id="top_1", customer="cus_1", payment_method="pm_1", **paid)
-        assert settle(session, payment) is None
+        assert book_payment(session, payment) is None
 
 
 def test_credit_that_a_stopped_tenant_buys_raises_its_ceiling_which_waits_to_be_published(stage, worker, stopped):

@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 
 from billing.invoicing.closing import close_tenant
-from billing.limits import terms
+from billing.limits import spending_settings
 from billing.limits.spending_runner import SpendingRunner
-from billing.limits.terms import TermsPatch
+from billing.limits.spending_settings import SpendingPatch
 from billing.limits.views import AutoTopUp
 from billing.payments.top_ups import buy_if_due
 from billing.usage.metering import ActiveTenants
@@ -23,7 +23,7 @@ def low(stage, wallet) -> str:
     tenant = stage.tenant()
     top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=5_000)
     with unit_of_work(stage.engine) as session:
-        terms.change(session, tenant, TermsPatch(mode="prepaid", auto_top_up=top_up))
+        spending_settings.change(session, tenant, SpendingPatch(mode="prepaid", auto_top_up=top_up))
     wallet.spend(tenant, 0.6)
     return tenant
 
@@ -73,7 +73,7 @@ def test_a_tenant_that_asks_for_it_below_the_floor_is_served_without_further_usa
     runner.run_once()
     top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=5_000)
     with unit_of_work(stage.engine) as session:
-        terms.change(session, tenant, TermsPatch(mode="prepaid", auto_top_up=top_up))
+        spending_settings.change(session, tenant, SpendingPatch(mode="prepaid", auto_top_up=top_up))
     runner.run_once()
     assert bought(stage) == [("pending", 2_500)]
 
@@ -100,4 +100,4 @@ def test_what_an_owner_buys_by_hand_does_not_count_and_turns_nothing_on(stage, w
     other = stage.tenant()
     wallet.grant(other, 1)
     with unit_of_work(stage.engine) as session:
-        assert terms.read(session, other).auto_top_up is None
+        assert spending_settings.read(session, other).auto_top_up is None

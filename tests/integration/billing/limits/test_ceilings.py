@@ -8,10 +8,10 @@ import pytest
 from billing import ledger
 from billing.invoicing.closing import close_tenant
 from billing.ledger import AccountRef, Leg, Posting
-from billing.limits import ceilings, terms
+from billing.limits import ceilings, spending_settings
 from billing.limits.models import SpendCeiling
 from billing.limits.spending_runner import SpendingRunner
-from billing.limits.terms import TermsPatch
+from billing.limits.spending_settings import SpendingPatch
 from billing.limits.views import AutoTopUp
 from billing.payments.top_ups import TopUpStanding, buy_if_due, is_due
 from billing.subscriptions.ending import end_subscription
@@ -30,7 +30,7 @@ def runner(stage) -> SpendingRunner:
 
 def change(stage, tenant_id: str, **changes):
     with unit_of_work(stage.engine) as session:
-        return terms.change(session, tenant_id, TermsPatch(**changes))
+        return spending_settings.change(session, tenant_id, SpendingPatch(**changes))
 
 
 def ceiling(stage, tenant_id: str) -> int | None:
@@ -62,7 +62,7 @@ def test_a_prepaid_tenant_may_be_charged_at_most_its_credit(stage, wallet, runne
     assert ceiling(stage, tenant) == 56 * DOLLAR
     assert published(stage) == []
     with unit_of_work(stage.engine) as session:
-        assert terms.read(session, tenant).headroom_nanos == 47 * DOLLAR
+        assert spending_settings.read(session, tenant).headroom_nanos == 47 * DOLLAR
 
 
 def test_a_prepaid_tenant_with_tax_owes_nothing_when_its_ceiling_is_reached(stage, wallet, runner):
@@ -83,7 +83,7 @@ def test_a_prepaid_tenant_with_tax_owes_nothing_when_its_ceiling_is_reached(stag
     alerts = stage.rows("SELECT event_type FROM notifications WHERE event_type = 'balance.low'")
     assert len(alerts) == 1
     with unit_of_work(stage.engine) as session:
-        assert terms.read(session, tenant).headroom_nanos == 0
+        assert spending_settings.read(session, tenant).headroom_nanos == 0
 
 
 def test_without_terms_or_credit_there_is_no_ceiling_and_without_credit_a_prepaid_tenant_stops(stage, wallet):
@@ -139,7 +139,7 @@ def test_unbilled_usage_and_unpaid_invoices_count_towards_the_credit_limit_until
     runner.run_once()
     assert ceiling(stage, tenant) == 60 * DOLLAR
     with unit_of_work(stage.engine) as session:
-        shown = terms.read(session, tenant)
+        shown = spending_settings.read(session, tenant)
     assert (shown.headroom_nanos, shown.unbilled_nanos, shown.receivable_nanos) == (0, 60 * DOLLAR, 140 * DOLLAR)
     owe(stage, tenant, -50)
     runner.run_once()
@@ -185,7 +185,7 @@ def test_a_ceiling_that_was_computed_before_a_grant_does_not_replace_the_grants(
         computed = ceilings.compute(session, tenant)
     wallet.grant(tenant, 5)
     with unit_of_work(stage.engine) as session:
-        terms.credit_changed(session, tenant)
+        spending_settings.credit_changed(session, tenant)
     with unit_of_work(stage.engine) as session:
         assert ceilings.store(session, before, computed) is False
     assert ceiling(stage, tenant) == 5 * DOLLAR

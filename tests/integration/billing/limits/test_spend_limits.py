@@ -7,7 +7,7 @@ import pytest
 from billing.limits import spend_limits, spending
 from billing.limits.spend_limits import spent_in
 from billing.subscriptions.calendar import BillingCalendar
-from billing.subscriptions.terms import set_first_calendar
+from billing.subscriptions.calendars import set_first_calendar
 from core import clock
 from core.db import unit_of_work
 from core.errors import AppError

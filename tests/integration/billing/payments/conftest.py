@@ -14,13 +14,13 @@ from billing.invoices.views import CreditDestination
 from billing.invoicing import credit_notes
 from billing.ledger import AccountRef
 from billing.payments import event_store, outbox
+from billing.payments.booking import record_manual_payment
 from billing.payments.dunning import DunningRounds
 from billing.payments.event_handling import EventHandler
 from billing.payments.operations import Operation
 from billing.payments.queue import PaymentQueues
 from billing.payments.runner import Performer
 from billing.payments.settings import PaymentSettings
-from billing.payments.settlement import record_manual_payment
 from billing.stripe.client import StripeAccount
 from core.db import database_now, unit_of_work
 from core.ids import new_id

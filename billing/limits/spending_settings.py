@@ -7,9 +7,9 @@ from sqlmodel import Session
 
 from billing.limits import ceilings
 from billing.limits.ceilings import ComputedCeiling
-from billing.limits.models import SpendingTerms
+from billing.limits.models import SpendingSettings
 from billing.limits.views import AutoTopUp, BillingMode, LimitNanos, SpendingView
-from billing.subscriptions.billed_until import hold_subscriptions
+from billing.subscriptions.billed_until import lock_subscriptions
 from core import fields
 from core.db import database_now
 from core.errors import InvalidRequest
@@ -19,7 +19,7 @@ PositiveNanos = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000_000_000)]
 Floors = Annotated[tuple[LimitNanos, ...], msgspec.Meta(max_length=10)]
 
 
-class TermsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SpendingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a tenant pays. An omitted field keeps its value; null removes a limit, and turns auto top-up off.
 
     ``mode``: a ``prepaid`` tenant can spend at most its credit; a ``postpaid`` one is invoiced, and stops when
@@ -40,9 +40,9 @@ def read(session: Session, tenant_id: str) -> SpendingView:
     return _view(ceilings.compute(session, tenant_id))
 
 
-def change(session: Session, tenant_id: str, patch: TermsPatch) -> SpendingView:
+def change(session: Session, tenant_id: str, patch: SpendingPatch) -> SpendingView:
     """Change the tenant's terms. The caller publishes the tenant. Raises InvalidRequest."""
-    hold_subscriptions(session, [tenant_id])
+    lock_subscriptions(session, [tenant_id])
     terms = ceilings.terms_of(session, tenant_id)
     limit_before = terms.credit_limit_nanos
     for name in ("mode", "credit_limit_nanos", "invoice_threshold_nanos"):
@@ -68,7 +68,7 @@ def credit_changed(session: Session, tenant_id: str, *, to_publish: bool = False
     ceilings.refresh(session, tenant_id, to_publish=to_publish)
 
 
-def _set_top_up(terms: SpendingTerms, wanted: AutoTopUp | None) -> None:
+def _set_top_up(terms: SpendingSettings, wanted: AutoTopUp | None) -> None:
     if wanted is not None and wanted.month_cents_max < wanted.amount_cents:
         raise InvalidRequest(
             f"auto_top_up.month_cents_max is {wanted.month_cents_max}, below one top-up of {wanted.amount_cents}; use "
@@ -80,7 +80,7 @@ def _set_top_up(terms: SpendingTerms, wanted: AutoTopUp | None) -> None:
     terms.top_up_month_cents_max = None if wanted is None else wanted.month_cents_max
 
 
-def top_up_of(terms: SpendingTerms) -> AutoTopUp | None:
+def top_up_of(terms: SpendingSettings) -> AutoTopUp | None:
     """The tenant's auto top-up. None where it never asked for one."""
     if terms.top_up_cents is None or terms.top_up_floor_nanos is None or terms.top_up_month_cents_max is None:
         return None

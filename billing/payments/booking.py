@@ -12,7 +12,7 @@ from billing.credits import lots
 from billing.invoices.payments import record_payment
 from billing.invoices.queries import read_invoice
 from billing.invoices.views import InvoiceView
-from billing.limits import terms
+from billing.limits import spending_settings
 from billing.notifications.outbox import notify
 from billing.payments import dunning
 from billing.payments.alarms import raise_alarm
@@ -32,7 +32,7 @@ def tenant_of(session: Session, customer: str | None) -> str | None:
     return session.exec(select(PaymentQueue.tenant_id).where(PaymentQueue.customer_id == customer)).first()
 
 
-def settle(session: Session, payment: StripePayment) -> str | None:
+def book_payment(session: Session, payment: StripePayment) -> str | None:
     """Book a payment that succeeded: on the invoices of its charge, or as credit. Returns why nothing was done.
 
     A payment that did not succeed ends nothing here: the operation decides about a saved card, and on a page the owner
@@ -149,7 +149,7 @@ def _grant_credit(session: Session, charge: PaymentCharge, payment: StripePaymen
         reference=top_up_reference(payment.id),
         money_arrived=True,
     )
-    terms.credit_changed(session, charge.tenant_id, to_publish=True)
+    spending_settings.credit_changed(session, charge.tenant_id, to_publish=True)
     if charge.state == "paid" or amount_cents != charge.amount_cents:
         raise_alarm(
             session,
