@@ -263,7 +263,9 @@ def _jobs(
         every=timedelta(seconds=settings.billing_reconcile_s),
         full_every=timedelta(seconds=settings.billing_reconcile_full_s),
     )
-    buy_credit = None if StripeSettings().stripe_api_key is None else partial(buy_if_due, engine)
+    collects = StripeSettings().stripe_api_key is not None
+    buy_credit = partial(buy_if_due, engine) if collects else None
+    dunning = DunningRounds(engine, PaymentSettings(), collects=collects)
     invoice_now = partial(close_tenant, engine, kind="threshold")
     spending = SpendingRunner(engine, meter.watch(), invoice_now=invoice_now, buy_credit=buy_credit)
     return [
@@ -272,7 +274,7 @@ def _jobs(
         Loop("engine_usage", partial(store_reports, engine, redis), 1),
         Loop("spending", spending.run_once, _PAUSE_MS / 1000, _IDLE_S),
         Loop("limit_alerts", LimitAlerts(engine, redis, meter.watch()).run_once, _PAUSE_MS / 1000, _IDLE_S),
-        Loop("dunning", DunningRounds(engine, PaymentSettings()).run_once, 1, _IDLE_S),
+        Loop("dunning", dunning.run_once, 1, _IDLE_S),
         Loop("periods", PeriodSchedule(engine, grace=grace).run_once, settings.billing_schedule_s),
         Loop("resources", resources.run_once, resource_settings.resource_poll_s),
         Loop("costs", costs.run_once, cost_settings.cost_poll_s),

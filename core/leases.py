@@ -52,5 +52,5 @@ def pause(attempts: int, *, first_ms: int, longest_ms: int, chance_permille: int
     """The pause after this attempt: doubling from ``first_ms`` up to ``longest_ms``, and between the whole of that and
     a half by chance (0 to 1,000), so that many rows do not come back at once.
     """
-    whole = min(longest_ms, first_ms << min(attempts - 1, _DOUBLINGS_MAX))
+    whole = min(longest_ms, first_ms << min(max(attempts - 1, 0), _DOUBLINGS_MAX))
     return timedelta(milliseconds=whole - whole * chance_permille // (2 * PERMILLE))

@@ -280,14 +280,20 @@ class Charging:
 
 def what_is_due(session: Session, invoice_id: str, *, on_page: bool = False) -> dict[str, int]:
     """The cents that an attempt asks for, by invoice: what is due of this one, and of the tenant's others that are
-    under the minimum charge. Empty if all together are under it, too. An owner may also pay what was written off.
+    under the minimum charge. Empty if all together are under it, too. A card pays nothing that is paid by transfer. An
+    owner may also pay what was written off.
     """
     invoice, state = lock_invoice(session, invoice_id)
     statuses = ("open", "uncollectible") if on_page else ("open",)
     if state.status not in statuses or state.amount_due_cents <= 0:
         return {}
     open_ones = list_invoices(session, tenant_id=invoice.tenant_id, status="open", limit=INVOICES_PAGE_MAX)
-    small = {each.id: each.amount_due_cents for each in open_ones if 0 < each.amount_due_cents < MINIMUM_CHARGE_CENTS}
+    left_out = set() if on_page else dunning.awaited_transfers(session, invoice.tenant_id)
+    small = {
+        each.id: each.amount_due_cents
+        for each in open_ones
+        if 0 < each.amount_due_cents < MINIMUM_CHARGE_CENTS and each.id not in left_out
+    }
     covers = small | {invoice_id: state.amount_due_cents}
     return covers if sum(covers.values()) >= MINIMUM_CHARGE_CENTS else {}
 

@@ -25,6 +25,7 @@ from core.db import DatabaseClock, database_now, unit_of_work
 Failure = Literal["declined", "hard", "needs_owner", "no_method"]
 """Only a declined card is tried again by itself."""
 _IS_OPEN = col(DunningCase.ended_at).is_(None)
+_IS_TRANSFER = col(DunningCase.suspends_at).is_(None)
 
 
 def next_attempt(started_at: datetime, now: datetime, days: Sequence[int]) -> datetime | None:
@@ -52,6 +53,12 @@ def await_transfer(session: Session, tenant_id: str, invoice_id: str, due_on: da
             pay_token=secrets.token_urlsafe(32),
         )
     )
+
+
+def awaited_transfers(session: Session, tenant_id: str) -> set[str]:
+    """The ids of open invoices that the tenant pays by transfer."""
+    wanted = select(DunningCase.invoice_id).where(DunningCase.tenant_id == tenant_id, _IS_OPEN, _IS_TRANSFER)
+    return set(session.exec(wanted))
 
 
 def attempt_failed(
@@ -106,7 +113,7 @@ def method_changed(session: Session, tenant_id: str, method: str, clock: Databas
         .where(
             DunningCase.tenant_id == tenant_id,
             _IS_OPEN,
-            col(DunningCase.suspends_at).is_not(None),
+            ~_IS_TRANSFER,
             col(DunningCase.tried_method).is_distinct_from(method),
         )
         .order_by(col(DunningCase.started_at))
@@ -131,12 +138,17 @@ def end(session: Session, invoice_id: str) -> None:
 
 
 class DunningRounds:
-    """The worker's look at open cases."""
+    """The worker's look at open cases. Without ``collects`` (no key of Stripe's) it only reminds of transfers: nobody
+    is suspended who could not be charged.
+    """
 
-    def __init__(self, engine: Engine, settings: PaymentSettings, clock: DatabaseClock = database_now) -> None:
+    def __init__(
+        self, engine: Engine, settings: PaymentSettings, clock: DatabaseClock = database_now, *, collects: bool = True
+    ) -> None:
         self._engine = engine
         self._settings = settings
         self._clock = clock
+        self._cases = _IS_OPEN if collects else sa.and_(_IS_OPEN, _IS_TRANSFER)
 
     def run_once(self) -> None:
         """Queue the attempts that are due, and suspend tenants. A tenant that fails stops no other."""
@@ -149,7 +161,7 @@ class DunningRounds:
             tenant_ids = session.exec(
                 select(DunningCase.tenant_id)
                 .outerjoin(PaymentQueue, col(PaymentQueue.tenant_id) == DunningCase.tenant_id)
-                .where(_IS_OPEN, due)
+                .where(self._cases, due)
                 .distinct()
                 .order_by(col(DunningCase.tenant_id))
             ).all()
@@ -164,7 +176,7 @@ class DunningRounds:
             now = tenant_now(session, tenant_id, self._clock)
             wanted = (
                 select(DunningCase)
-                .where(DunningCase.tenant_id == tenant_id, _IS_OPEN)
+                .where(DunningCase.tenant_id == tenant_id, self._cases)
                 .order_by(col(DunningCase.started_at), col(DunningCase.invoice_id))
             )
             paid = [case.invoice_id for case in session.exec(wanted) if not _owes(session, case.invoice_id)]

@@ -82,12 +82,11 @@ class PaymentQueues:
             return self._lease(session, queues[0], now) if queues else None
 
     def _lease(self, session: Session, queue: PaymentQueue, now: datetime) -> Claim | None:
-        assert queue.next_attempt_at is not None, "due"
-        metrics.OLDEST_WAITING_SECONDS.set(max(0, (now - queue.next_attempt_at).total_seconds()))
         row = _first_waiting(session, queue.tenant_id)
         if row is None:
             queue.next_attempt_at = None
             return None
+        metrics.OLDEST_WAITING_SECONDS.set(max(0, (now - row.created_at).total_seconds()))
         try:
             operation = decoded(row.content)
         except InvalidRequest as error:  # written by another version; the other tenants' queues go on

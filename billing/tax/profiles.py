@@ -92,6 +92,11 @@ def set_seller(session: Session, seller: Seller) -> Seller:
     return seller
 
 
+def lock_buyer(session: Session, tenant_id: str) -> None:
+    """Let nobody else change the tenant's details before this transaction ends: who changes a part reads them first."""
+    serialize_decision(session, f"the billing profile of {tenant_id}")
+
+
 def set_buyer(session: Session, tenant_id: str, buyer: Buyer) -> Buyer:
     """Set a tenant's details for later invoices. Raises InvalidRequest for an impossible country, e-mail address, VAT
     id or exemption.
@@ -107,7 +112,7 @@ def set_buyer(session: Session, tenant_id: str, buyer: Buyer) -> Buyer:
         )
     if buyer.vat_id is not None:
         buyer = msgspec.structs.replace(buyer, vat_id=checked_vat_id(buyer.vat_id, buyer.country))
-    serialize_decision(session, f"the billing profile of {tenant_id}")
+    lock_buyer(session, tenant_id)
     newest = select(sa.func.coalesce(sa.func.max(BillingProfileVersion.version), 0)).where(
         BillingProfileVersion.tenant_id == tenant_id
     )

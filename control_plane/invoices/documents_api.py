@@ -241,6 +241,7 @@ class OwnDocuments(Controller):
     ) -> Buyer:
         """Set the tenant's details on later invoices. A VAT id is checked by its form only and not looked up."""
         with unit_of_work(engine) as session:
+            profiles.lock_buyer(session, principal.own_tenant_id)
             before = _profile(session, principal.own_tenant_id)
             whole = msgspec.structs.replace(before, **msgspec.structs.asdict(data))
             return _set_profile(session, principal, principal.own_tenant_id, whole)

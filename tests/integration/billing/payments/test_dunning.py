@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from billing.payments.dunning import next_attempt
+from billing.payments.dunning import DunningRounds, next_attempt
 from billing.stripe.errors import StripeCardDeclined
 from billing.tax import profiles
 from billing.tax.parties import Buyer
@@ -126,6 +126,27 @@ def test_a_tenant_that_pays_by_transfer_is_reminded_around_the_due_date_and_neit
     assert stage.work() == []
     stage.pay_by_hand(unpaid, 4_000)
     assert [stage.is_dunned(each) for each in (paid, unpaid)] == [False, False]
+
+
+def test_a_card_pays_no_small_invoice_that_is_paid_by_transfer(stage):
+    tenant = stage.tenant("visa")
+    for method, cents in (("send_invoice", 30), ("charge_automatically", 4_000)):
+        with unit_of_work(stage.engine) as session:
+            profiles.set_buyer(session, tenant, Buyer(legal_name="Ada", collection_method=method))
+        stage.invoice(tenant, cents)
+    stage.work()
+    assert stage.charged(tenant) == [4_000]
+
+
+def test_without_a_key_of_stripe_nobody_is_suspended(stage):
+    tenant = stage.tenant("chargeDeclinedInsufficientFunds")
+    stage.invoice(tenant, 4_000)
+    stage.work()
+    stage.pass_days(14)
+    DunningRounds(stage.engine, stage.settings, stage.clock, collects=False).run_once()
+    assert stage.standing(tenant) is None
+    stage.dunning.run_once()
+    assert stage.standing(tenant) == "suspended"
 
 
 @pytest.mark.scenario(146)
