@@ -182,6 +182,7 @@ def _store(
     # Those that alarm come first where not all fit.
     alarming = sorted(differences, key=lambda each: each.unexplained == 0)
     kept = sorted(alarming[: limits.differences_max], key=lambda each: each.key)
+    counted = [each for each in differences if each.kind != "cached_tokens"]  # they are prompt tokens, counted already
     totals = checked.totals
     rows = [
         ReconciliationDifference(run_id="", position=position, **_columns(each))
@@ -196,8 +197,8 @@ def _store(
         hours=totals.hours,
         engine_tokens=totals.engine_tokens,
         ledger_tokens=totals.ledger_tokens,
-        explained_tokens=sum(each.explained for each in differences if each.unit == "token"),
-        unexplained_tokens=_unexplained(differences, "token"),
+        explained_tokens=sum(each.explained for each in counted if each.unit == "token"),
+        unexplained_tokens=_unexplained(counted, "token"),
         engine_kv_page_ms=totals.engine_kv_page_ms,
         ledger_kv_page_ms=totals.ledger_kv_page_ms,
         explained_kv_page_ms=sum(each.explained for each in differences if each.unit == "page_millisecond"),

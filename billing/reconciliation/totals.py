@@ -6,20 +6,26 @@ are the only tokens in it that no engine has counted. An amendment changes what 
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Final
 
+import msgspec
 import redis as redis_client
 import sqlalchemy as sa
-from sqlmodel import Session
+from sqlmodel import Session, col, select
 
 from billing.prices.quantities import AMOUNT_SQL, QUANTITIES
-from billing.reconciliation.engine_check import check_engines
+from billing.reconciliation.differences import OF_ENGINES, Difference
+from billing.reconciliation.engine_check import changed_hours, check_engines
+from billing.reconciliation.models import ReconciliationDifference, ReconciliationRun
 from billing.reconciliation.views import Reconciliation, TenantReconciliation
 from billing.usage.stream import read_backlog
 from core.db import database_now
 from core.errors import Unavailable
 from core.money import NANOS_PER_CENT
 
+_LATELY: Final = timedelta(days=1, hours=1)
+"""Above the longest time that a run waits before it judges an hour (TENORA_BILLING_RECONCILE_SETTLE_S)."""
 _TOKEN_KINDS: Final = ", ".join(f"'{kind}'" for kind, each in QUANTITIES.items() if each.unit == "token")
 # One statement sees one snapshot. Tokens and amounts come from the hourly sums; what is on invoices comes from their
 # lines; what was earned and invoiced also comes from the ledger's transfers. Each was written on its own, so a
@@ -113,7 +119,7 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
         backlog = read_backlog(redis)
     except redis_client.RedisError as error:
         raise Unavailable(f"Redis did not answer, so events that wait are unknown: {error}") from error
-    differences = check_engines(session, None, settled_before=database_now(session)).differences
+    differences = _differences(session)
     rows = _tenants(session)
     drift_tokens = _sum(rows, "engine_tokens") - _sum(rows, "recorded_tokens")
     explained_tokens = sum(
@@ -141,6 +147,26 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
         dead_letters=backlog.dead_letters,
         per_tenant=tuple(TenantReconciliation(**{name: row[name] for name in tenant_fields}) for row in rows),
     )
+
+
+def _differences(session: Session) -> list[Difference]:
+    """How engines and ledger differ: hours that changed lately are compared now, the others were by the last run."""
+    now = database_now(session)
+    last = session.exec(select(ReconciliationRun).order_by(col(ReconciliationRun.id).desc()).limit(1)).first()
+    if last is None:
+        return check_engines(session, None, settled_before=now).differences
+    hours = changed_hours(session, last.started_at - _LATELY)
+    stored = session.exec(
+        select(ReconciliationDifference).where(
+            ReconciliationDifference.run_id == last.id,
+            col(ReconciliationDifference.kind).in_(OF_ENGINES),
+            col(ReconciliationDifference.hour).not_in(hours),
+        )
+    )
+    return [
+        *check_engines(session, hours, settled_before=now).differences,
+        *(msgspec.convert(each, Difference, from_attributes=True) for each in stored),
+    ]
 
 
 def ledger_drift_nanos(session: Session) -> int:

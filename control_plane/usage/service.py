@@ -36,9 +36,9 @@ def report(
             code="unknown_zone",
             param="time_zone",
         )
+    aware(end, "end")
     if start is None:
         start = end - timedelta(days=1)
-    aware(end, "end")
     aware(start, "start")
     if end - start > timedelta(days=days_max):
         raise InvalidRequest(
