@@ -147,7 +147,7 @@ def _busy_parts(given: ReplicaSlice, weights: StepWeights) -> tuple[dict[_Key, F
 
     Stalls count with their measured time; the rest of the measured time is shared by predicted step time. The fixed
     part of the steps is shared by sequence-steps, the adapters' part among owners with an adapter. Measured work that
-    nobody used is one more participant.
+    no usage explains is one more participant.
     """
     stalls = {used.owner: used.stall_ms for used in given.owners if used.stall_ms}
     used_stall_ms = sum(stalls.values())

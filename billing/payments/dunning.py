@@ -138,8 +138,8 @@ def end(session: Session, invoice_id: str) -> None:
 
 
 class DunningRounds:
-    """The worker's look at open cases. Without ``collects`` (no key of Stripe's) it only reminds of transfers: nobody
-    is suspended who could not be charged.
+    """The worker's look at open cases. Without ``collects`` (no key of Stripe's) it only reminds of transfers: no
+    tenant is suspended that could not be charged.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ def set_seller(session: Session, seller: Seller) -> Seller:
 
 
 def lock_buyer(session: Session, tenant_id: str) -> None:
-    """Let nobody else change the tenant's details before this transaction ends: who changes a part reads them first."""
+    """Let no other transaction change the tenant's details before this one ends, which reads them first."""
     serialize_decision(session, f"the billing profile of {tenant_id}")
 
 

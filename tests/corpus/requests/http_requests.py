@@ -187,7 +187,6 @@ _CONTROL = "tests/integration/control_plane"
 ELSEWHERE = {
     "R26": (
         f"{_GATEWAY}/api/test_schema_compiler.py::test_new_schemas_are_rate_limited_per_tenant_and_cached_ones_are_not",
-        f"{_GATEWAY}/quota/test_limits.py::test_schemas_over_the_minutes_limit_reach_no_engine_and_no_bill",
     ),
     "R30": (f"{_GATEWAY}/request/test_lifecycle.py::test_engines_receive_internal_names_a_salt_and_no_caller_headers",),
     "R35": (f"{_GATEWAY}/quota/test_limits.py::test_tokens_per_month",),

@@ -216,6 +216,7 @@ def test_a_reason_is_words_without_control_characters(shared_api, reason):
         ("start=2026-01-01T00:00:00", "start"),
         ("start=2026-01-02T00:00:00Z&end=2026-01-01T00:00:00Z", "end"),
         ("start=1999-01-01T00:00:00Z", "start"),
+        ("end=0001-01-01T00:00:00Z", "end"),
         ("bucket=2h", "bucket"),
         ("group_by=tenant", "group_by"),
     ],

@@ -138,7 +138,7 @@ def test_a_card_pays_no_small_invoice_that_is_paid_by_transfer(stage):
     assert stage.charged(tenant) == [4_000]
 
 
-def test_without_a_key_of_stripe_nobody_is_suspended(stage):
+def test_without_a_key_of_stripe_no_tenant_is_suspended(stage):
     tenant = stage.tenant("chargeDeclinedInsufficientFunds")
     stage.invoice(tenant, 4_000)
     stage.work()
