@@ -320,8 +320,10 @@ def migrated_template(postgres_server) -> str:
 
 
 @pytest.fixture(scope="session")
-def recycled_database(postgres_server, migrated_template) -> RecycledDatabase:
-    return RecycledDatabase(postgres_server, migrated_template)
+def recycled_database(postgres_server, migrated_template) -> Iterator[RecycledDatabase]:
+    database = RecycledDatabase(postgres_server, migrated_template)
+    yield database
+    database.close()
 
 
 @pytest.fixture
