@@ -153,7 +153,13 @@ def measure_usage(
 
 
 @click.command()
-@click.option("--records", default=1_000_000, show_default=True, help="Seeded records, over 1,000 tenants.")
+@click.option(
+    "--records",
+    default=1_000_000,
+    show_default=True,
+    type=click.IntRange(min=500_000),
+    help="Seeded records, over 1,000 tenants. Of fewer than the least, a tenant owes less than a cent.",
+)
 @click.option("--seconds", default=30, show_default=True, help="How long events arrive, at 1,000 a second.")
 @click.option("--events", default=20_000, show_default=True, help="Events to record as fast as possible.")
 @click.option("--webhook-seconds", default=60, show_default=True, help="How long webhooks arrive, at 200 a second.")
