@@ -104,7 +104,7 @@ def _issue(
     change = EventChange(kind="credit_note", amount_cents=note.due_cents, credited_cents=note.total_cents)
     append(session, note.invoice_id, state, change, credit_note_id=note.id, reason=note.reason, actor=actor)
     if note.due_cents:
-        dunning.end_if_settled(session, note.invoice_id)
+        dunning.end_if_paid(session, note.invoice_id)
     if note.refund_cents:
         refund = Refund(refund_id=note.id, invoice_id=note.invoice_id, amount_cents=note.refund_cents)
         outbox.enqueue(session, note.tenant_id, refund)

@@ -48,7 +48,7 @@ def void_invoice(
         session, invoice_id, state, change,
         transfer_id=transfer_id, write_off=write_off, reason=reason, actor=actor,
     )  # fmt: skip
-    dunning.end_if_settled(session, invoice_id)
+    dunning.end_if_paid(session, invoice_id)
     return read_invoice(session, invoice_id)
 
 
@@ -104,7 +104,7 @@ def write_off(session: Session, *, invoice_id: str, reason: str, actor: str | No
     ledger.post(session, posting)
     change = EventChange(kind="uncollectible", amount_cents=state.amount_due_cents)
     append(session, invoice_id, state, change, transfer_id=posting.transfer_id, reason=reason, actor=actor)
-    dunning.end_if_settled(session, invoice_id)
+    dunning.end_if_paid(session, invoice_id)
     return read_invoice(session, invoice_id)
 
 

@@ -116,7 +116,7 @@ def finalize(
             tax_nanos=cents_to_nanos(made.tax_cents),
         ),
     )
-    state = _settle(session, invoice, period, made.lines)
+    state = _apply_credits(session, invoice, period, made.lines)
     number = seal(session, "invoice", invoice.id, tenant_id)
     _tell(session, invoice, number)
     if state.amount_due_cents > 0 and parties.by_transfer:
@@ -138,7 +138,9 @@ def _tell(session: Session, invoice: Invoice, number: str) -> None:
         )
 
 
-def _settle(session: Session, invoice: Invoice, period: Period, lines: Sequence[DraftInvoiceLine]) -> InvoiceState:
+def _apply_credits(
+    session: Session, invoice: Invoice, period: Period, lines: Sequence[DraftInvoiceLine]
+) -> InvoiceState:
     """The first events: what credits and the balance pay at once, then the invoice is open, or paid."""
     finalized = EventChange(kind="finalized", amount_cents=invoice.total_cents)
     state = append(session, invoice.id, InvoiceState(), finalized)

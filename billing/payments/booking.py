@@ -5,6 +5,8 @@ Everything works on objects that were fetched from Stripe just before, never on 
 its charge (``models.PaymentCharge``) by the id in its metadata, which says what the money is for.
 """
 
+from typing import Final
+
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
@@ -22,7 +24,7 @@ from billing.stripe.objects import StripePage, StripePayment
 from core.db import database_now
 from core.money import cents_to_nanos
 
-_CURRENCY = "usd"
+CURRENCY: Final = "usd"
 
 
 def tenant_of(session: Session, customer: str | None) -> str | None:
@@ -46,7 +48,7 @@ def book_payment(session: Session, payment: StripePayment) -> str | None:
     if payment.status == "canceled" and charge.on_page:
         end_charge(session, charge.id, "the payment is canceled")
         return None
-    if payment.status != "succeeded" or payment.currency != _CURRENCY:
+    if payment.status != "succeeded" or payment.currency != CURRENCY:
         return _not_booked(session, charge, payment)
     if not _is_new(session, payment, charge):
         return None
@@ -68,7 +70,7 @@ def record_manual_payment(
     paid = record_payment(
         session, invoice_id=invoice_id, amount_cents=amount_cents, source="manual", reference=reference, actor=actor
     )
-    dunning.end_if_settled(session, invoice_id)
+    dunning.end_if_paid(session, invoice_id)
     return paid
 
 

@@ -21,7 +21,7 @@ from sqlmodel import Session, col, select
 from billing.invoices.events import lock_invoice
 from billing.invoices.queries import list_invoices, read_invoice
 from billing.payments import dunning
-from billing.payments.booking import book_payment, end_charge
+from billing.payments.booking import CURRENCY, book_payment, end_charge
 from billing.payments.calls import Call
 from billing.payments.dunning import Failure
 from billing.payments.models import PaymentCharge
@@ -35,7 +35,6 @@ from billing.stripe.objects import MINIMUM_CHARGE_CENTS, StripePage
 from core.db import database_now, unit_of_work
 from core.ids import new_id
 
-CURRENCY: Final = "usd"
 _CREDIT: Final = "Tenora credit"
 
 

@@ -134,7 +134,7 @@ def end(session: Session, invoice_id: str) -> None:
     case.next_attempt_at, case.ended_at = None, database_now(session)
     session.add(case)
     session.flush()
-    standings.restore_if_settled(session, case.tenant_id)
+    standings.restore_if_paid(session, case.tenant_id)
 
 
 class DunningRounds:
@@ -202,7 +202,7 @@ class DunningRounds:
             session.add_all(cases)
 
 
-def end_if_settled(session: Session, invoice_id: str) -> None:
+def end_if_paid(session: Session, invoice_id: str) -> None:
     """End an invoice's case if nothing is owed any more. A tenant is not suspended for what it does not owe."""
     if not _owes(session, invoice_id):
         end(session, invoice_id)

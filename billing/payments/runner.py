@@ -14,9 +14,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlmodel import Session, col
 
 from billing.payments import metrics
-from billing.payments.booking import end_charge_of
+from billing.payments.booking import CURRENCY, end_charge_of
 from billing.payments.calls import Call
-from billing.payments.charging import CURRENCY, Charging, opened
+from billing.payments.charging import Charging, opened
 from billing.payments.models import PaymentOperation, PaymentQueue
 from billing.payments.operations import (
     ChargeTopUp,

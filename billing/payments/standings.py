@@ -31,7 +31,7 @@ def suspend(session: Session, tenant_id: str, reason: str) -> None:
     metrics.SUSPENDED.inc()
 
 
-def restore_if_settled(session: Session, tenant_id: str) -> None:
+def restore_if_paid(session: Session, tenant_id: str) -> None:
     """Lift the suspension if no invoice that caused it is open."""
     standing = session.get(PaymentStanding, tenant_id, with_for_update=True)
     if standing is None or standing.standing == "good":

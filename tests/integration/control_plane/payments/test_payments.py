@@ -256,7 +256,7 @@ def test_dunning_suspends_and_restores_a_tenant_but_not_one_that_an_admin_suspen
     assert (status(tenant), status(other)) == ("suspended", "suspended")
     for one in (tenant, other):
         with unit_of_work(stage.engine) as session:
-            standings.restore_if_settled(session, one.id)
+            standings.restore_if_paid(session, one.id)
     changes.run_once()
     assert (status(tenant), status(other)) == ("active", "suspended")
 
@@ -269,11 +269,11 @@ def test_a_tenant_that_two_overdue_invoices_suspended_is_restored_when_both_are_
         standings.suspend(session, tenant.id, "invoice inv_1 is unpaid after 14 days")
     changes.run_once()
     with unit_of_work(stage.engine) as session:
-        standings.restore_if_settled(session, tenant.id)  # and not applied before the second invoice is overdue
+        standings.restore_if_paid(session, tenant.id)  # and not applied before the second invoice is overdue
         standings.suspend(session, tenant.id, "invoice inv_2 is unpaid after 14 days")
     changes.run_once()
     assert status() == "suspended"
     with unit_of_work(stage.engine) as session:
-        standings.restore_if_settled(session, tenant.id)
+        standings.restore_if_paid(session, tenant.id)
     changes.run_once()
     assert status() == "active"
