@@ -188,10 +188,11 @@ def _measure(folder: Path) -> CachedAdapter:
     """Size and last use. A file that disappears meanwhile counts as nothing."""
     size_bytes, used_at_ns = 0, 0
     try:
-        for file in os.scandir(folder):
-            size_bytes += file.stat(follow_symlinks=False).st_size
-            if file.name == MANIFEST_FILE:
-                used_at_ns = folder.stat().st_mtime_ns
+        with os.scandir(folder) as files:
+            for file in files:
+                size_bytes += file.stat(follow_symlinks=False).st_size
+                if file.name == MANIFEST_FILE:
+                    used_at_ns = folder.stat().st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         pass
     return CachedAdapter(digest=folder.name, size_bytes=size_bytes, used_at_ns=used_at_ns)
