@@ -34,94 +34,49 @@ class AccountRef(msgspec.Struct, frozen=True):
     tenant_id: str | None = None
 
 
-class Leg(msgspec.Struct, frozen=True):
-    """One side of a posting: positive debits the account, negative credits it."""
-
-    account: AccountRef
-    amount_nanos: int
+def between(account: AccountRef, other: AccountRef, amount_nanos: int) -> dict[AccountRef, int]:
+    """The legs that debit one account, or credit it below 0, and do the opposite to another one."""
+    return {account: amount_nanos, other: -amount_nanos}
 
 
-class Posting(msgspec.Struct, frozen=True, kw_only=True):
-    """A transfer to post. ``invoice_id`` is set for the transfer that finalizes an invoice, and only for it."""
-
-    transfer_id: str
-    kind: TransferKind
-    legs: tuple[Leg, ...]
-    invoice_id: str | None = None
-
-
-def usage_posting(*, transfer_id: str, amounts_nanos: Mapping[str, int]) -> Posting:
-    """Revenue is earned when usage happens: each tenant owes its amount, unbilled, and revenue grows. The transfer
-    belongs to the records of one transaction, which name it.
+def earned(amounts_nanos: Mapping[str, int]) -> dict[AccountRef, int]:
+    """Revenue is earned when usage happens, or turns out to cost more or less: each tenant owes its amount, unbilled,
+    and revenue grows.
     """
-    owed = (Leg(AccountRef("usage_unbilled", tenant), nanos) for tenant, nanos in sorted(amounts_nanos.items()))
-    return Posting(
-        transfer_id=transfer_id,
-        kind="usage",
-        legs=(*owed, Leg(AccountRef("revenue"), -sum(amounts_nanos.values()))),
-    )
+    owed = {AccountRef("usage_unbilled", tenant): nanos for tenant, nanos in sorted(amounts_nanos.items())}
+    return {**owed, AccountRef("revenue"): -sum(amounts_nanos.values())}
 
 
-def adjustment_posting(*, transfer_id: str, tenant_id: str, amount_nanos: int) -> Posting:
-    """Usage turns out to cost more, or less, than its records say."""
-    return Posting(
-        transfer_id=transfer_id,
-        kind="adjustment",
-        legs=(Leg(AccountRef("usage_unbilled", tenant_id), amount_nanos), Leg(AccountRef("revenue"), -amount_nanos)),
-    )
+def post(
+    session: Session,
+    kind: TransferKind,
+    legs: Mapping[AccountRef, int],
+    *,
+    transfer_id: str | None = None,
+    invoice_id: str | None = None,
+) -> str:
+    """Post a transfer of nanodollars: positive legs debit their account, negative ones credit it. Returns its id,
+    which records of usage have named before. ``invoice_id`` is set only for the transfer that finalizes an invoice.
 
-
-def amendment_posting(*, transfer_id: str, tenant_id: str, amount_nanos: int) -> Posting:
-    """A request turns out to have used something else: a part of its amendment, negative for the reversal."""
-    return Posting(
-        transfer_id=transfer_id,
-        kind="amendment",
-        legs=(Leg(AccountRef("usage_unbilled", tenant_id), amount_nanos), Leg(AccountRef("revenue"), -amount_nanos)),
-    )
-
-
-def invoice_posting(
-    *, invoice_id: str, tenant_id: str, amount_nanos: int, net_nanos: int, tax_nanos: int = 0
-) -> Posting:
-    """An invoice turns unbilled usage into a receivable of whole cents, and owes its tax. The rounding has its own
-    account.
+    Entries are written before the transfer, which closes it: the database refuses any entry or usage record for a
+    transfer that exists. A second transfer for one invoice is refused too.
     """
-    legs = [
-        Leg(AccountRef("usage_unbilled", tenant_id), -amount_nanos),
-        Leg(AccountRef("receivable", tenant_id), net_nanos + tax_nanos),
-        Leg(AccountRef("rounding"), amount_nanos - net_nanos),
-    ]
-    if tax_nanos:
-        legs.append(Leg(AccountRef("tax_payable"), -tax_nanos))
-    return Posting(transfer_id=new_id("tr"), kind="invoice", invoice_id=invoice_id, legs=tuple(legs))
-
-
-def post(session: Session, posting: Posting) -> None:
-    """Post a transfer. Its entries are written before the transfer, which closes it: the database refuses any entry or
-    usage record for a transfer that exists. A second transfer for one invoice is refused too.
-    """
-    assert sum(leg.amount_nanos for leg in posting.legs) == 0, f"transfer {posting.transfer_id} must sum to zero"
-    account_ids = _open_accounts(session, {leg.account for leg in posting.legs})
-    assert len(account_ids) == len(posting.legs), "each account once"
+    transfer_id = transfer_id or new_id("tr")
+    assert sum(legs.values()) == 0, f"transfer {transfer_id} must sum to zero"
+    account_ids = _open_accounts(session, set(legs))
     session.exec(
         sa.insert(LedgerEntry),
         params=[
-            {
-                "transfer_id": posting.transfer_id,
-                "account_id": account_ids[leg.account],
-                "amount_nanos": leg.amount_nanos,
-            }
-            for leg in posting.legs
+            {"transfer_id": transfer_id, "account_id": account_ids[account], "amount_nanos": nanos}
+            for account, nanos in legs.items()
         ],
     )
     session.exec(
         sa.insert(LedgerTransfer).values(
-            id=posting.transfer_id,
-            kind=posting.kind,
-            invoice_id=posting.invoice_id,
-            created_at=sa.func.clock_timestamp(),
+            id=transfer_id, kind=kind, invoice_id=invoice_id, created_at=sa.func.clock_timestamp()
         )
     )
+    return transfer_id
 
 
 def balance_nanos(session: Session, account: AccountRef) -> int:

@@ -166,11 +166,6 @@ def _posted_before(session: Session, tenant_id: str, period: Period) -> tuple[in
 
 
 def _post(session: Session, tenant_id: str, period: Period, amount_nanos: int, usage_nanos: int) -> None:
-    transfer_id, now = new_id("tr"), database_now(session)
-    ledger.post(
-        session,
-        ledger.adjustment_posting(transfer_id=transfer_id, tenant_id=tenant_id, amount_nanos=amount_nanos),
-    )
     session.add(
         UsageAdjustment(
             id=new_id("adj"),
@@ -178,8 +173,8 @@ def _post(session: Session, tenant_id: str, period: Period, amount_nanos: int, u
             period_start=period.start,
             amount_nanos=amount_nanos,
             usage_nanos=usage_nanos,
-            transfer_id=transfer_id,
-            created_at=now,
+            transfer_id=ledger.post(session, "adjustment", ledger.earned({tenant_id: amount_nanos})),
+            created_at=database_now(session),
         )
     )
     session.flush()

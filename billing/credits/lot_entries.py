@@ -12,10 +12,9 @@ from billing import ledger
 from billing.credits.burn_order import BurnableLot
 from billing.credits.models import CreditEntry, CreditLot
 from billing.credits.views import CreditKind
-from billing.ledger import AccountRef, Leg, Posting
+from billing.ledger import AccountRef, between
 from core.db import database_now
 from core.errors import NotFound
-from core.ids import new_id
 
 EntryKind = Literal["grant", "burn", "return", "lapse", "refund", "void"]
 
@@ -56,8 +55,8 @@ def move(
     session: Session, state: LotState, kind: EntryKind, amount_nanos: int, *, invoice_id: str | None = None
 ) -> LotState:
     """Write an entry and its transfer. The caller holds the tenant's subscription. Returns the lot afterwards."""
-    lot, transfer_id = state.lot, new_id("tr")
-    ledger.post(session, _posting(lot, transfer_id, kind, amount_nanos))
+    lot = state.lot
+    transfer_id = _post(session, lot, kind, amount_nanos)
     session.exec(
         sa.insert(CreditEntry).values(
             lot_id=lot.id,
@@ -120,8 +119,8 @@ def _states(session: Session, *conditions: sa.ColumnElement[bool] | bool, limit:
     return states
 
 
-def _posting(lot: CreditLot, transfer_id: str, kind: EntryKind, amount_nanos: int) -> Posting:
-    """The transfer of an entry: what leaves the lot is debited from its account."""
+def _post(session: Session, lot: CreditLot, kind: EntryKind, amount_nanos: int) -> str:
+    """Post the transfer of an entry: what leaves the lot is debited from its account."""
     paid = lot.kind == "paid"
     own = AccountRef("credits_paid" if paid else "credits_promotional", lot.tenant_id)
     match kind:
@@ -135,4 +134,4 @@ def _posting(lot: CreditLot, transfer_id: str, kind: EntryKind, amount_nanos: in
         "grant": "credit_grant", "burn": "credit_burn", "return": "void", "lapse": "credit_lapse", "refund": "refund",
         "void": "void",
     }  # fmt: skip
-    return Posting(transfer_id=transfer_id, kind=names[kind], legs=(Leg(own, -amount_nanos), Leg(other, amount_nanos)))
+    return ledger.post(session, names[kind], between(other, own, amount_nanos))

@@ -11,8 +11,7 @@ from billing import ledger
 from billing.invoices.events import append
 from billing.invoices.models import Invoice
 from billing.invoices.statuses import EventChange, InvoiceState
-from billing.ledger import AccountRef, Leg, Posting
-from core.ids import new_id
+from billing.ledger import AccountRef, between
 from core.money import NANOS_PER_CENT, cents_to_nanos
 
 
@@ -29,18 +28,7 @@ def apply(session: Session, invoice: Invoice, state: InvoiceState) -> InvoiceSta
     cents = min(due_cents, balance_cents(session, invoice.tenant_id)) if due_cents > 0 else due_cents
     if cents == 0:
         return state
-    transfer_id = new_id("tr")
-    nanos = cents_to_nanos(cents)
-    ledger.post(
-        session,
-        Posting(
-            transfer_id=transfer_id,
-            kind="balance",
-            legs=(
-                Leg(AccountRef("customer_balance", invoice.tenant_id), nanos),
-                Leg(AccountRef("receivable", invoice.tenant_id), -nanos),
-            ),
-        ),
-    )
+    balance, owed = (AccountRef(kind, invoice.tenant_id) for kind in ("customer_balance", "receivable"))
+    transfer_id = ledger.post(session, "balance", between(balance, owed, cents_to_nanos(cents)))
     change = EventChange(kind="payment", amount_cents=cents)
     return append(session, invoice.id, state, change, source="balance", transfer_id=transfer_id)

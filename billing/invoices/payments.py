@@ -13,10 +13,9 @@ from billing.invoices.models import Invoice, InvoiceEvent
 from billing.invoices.queries import read_invoice
 from billing.invoices.statuses import EventChange, InvoiceState
 from billing.invoices.views import InvoiceView
-from billing.ledger import AccountRef, Leg, Posting
+from billing.ledger import AccountRef, between
 from billing.locks import serialize_decision
 from core.errors import Conflict, InvalidRequest
-from core.ids import new_id
 from core.money import cents_to_nanos
 
 MoneySource = Literal["stripe", "manual"]
@@ -97,19 +96,16 @@ def _require_same(known: InvoiceEvent, invoice_id: str, amount_cents: int) -> No
 
 def _recover(session: Session, invoice: Invoice, state: InvoiceState, cents: int) -> InvoiceState:
     """Take back a part of a write-off that is paid after all."""
-    transfer_id, nanos = new_id("tr"), cents_to_nanos(cents)
-    legs = (Leg(AccountRef("receivable", invoice.tenant_id), nanos), Leg(AccountRef("bad_debt"), -nanos))
-    ledger.post(session, Posting(transfer_id=transfer_id, kind="recovery", legs=legs))
+    legs = between(AccountRef("receivable", invoice.tenant_id), AccountRef("bad_debt"), cents_to_nanos(cents))
+    transfer_id = ledger.post(session, "recovery", legs)
     change = EventChange(kind="recovered", amount_cents=cents)
     return append(session, invoice.id, state, change, transfer_id=transfer_id)
 
 
 def _post(session: Session, tenant_id: str, applied_cents: int, surplus_cents: int) -> str:
-    transfer_id = new_id("tr")
-    legs = [Leg(AccountRef("cash"), cents_to_nanos(applied_cents + surplus_cents))]
+    legs = {AccountRef("cash"): cents_to_nanos(applied_cents + surplus_cents)}
     if applied_cents:
-        legs.append(Leg(AccountRef("receivable", tenant_id), -cents_to_nanos(applied_cents)))
+        legs[AccountRef("receivable", tenant_id)] = -cents_to_nanos(applied_cents)
     if surplus_cents:
-        legs.append(Leg(AccountRef("customer_balance", tenant_id), -cents_to_nanos(surplus_cents)))
-    ledger.post(session, Posting(transfer_id=transfer_id, kind="payment", legs=tuple(legs)))
-    return transfer_id
+        legs[AccountRef("customer_balance", tenant_id)] = -cents_to_nanos(surplus_cents)
+    return ledger.post(session, "payment", legs)

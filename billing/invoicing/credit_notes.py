@@ -18,7 +18,7 @@ from billing.invoices.numbering import seal
 from billing.invoices.queries import read_taxes
 from billing.invoices.statuses import EventChange, InvoiceState
 from billing.invoices.views import CreditDestination, CreditNoteView
-from billing.ledger import AccountRef, Leg, Posting
+from billing.ledger import AccountRef
 from billing.payments import dunning, outbox, returned_payments
 from billing.payments.operations import Refund
 from billing.tax.calculation import TaxLine, credited_tax
@@ -202,18 +202,16 @@ def _post(
     session: Session, invoice: Invoice, state: InvoiceState, parts: _Parts, *, net_cents: int, tax_cents: int
 ) -> str:
     """What is credited of a written-off invoice is no bad debt after all."""
-    transfer_id = new_id("tr")
     owed = AccountRef("receivable", invoice.tenant_id) if state.status != "uncollectible" else AccountRef("bad_debt")
-    sides = (
-        (AccountRef("revenue"), net_cents),
-        (AccountRef("tax_payable"), tax_cents),
-        (owed, -parts.due_cents),
-        (AccountRef("customer_balance", invoice.tenant_id), -parts.balance_cents),
-        (AccountRef("cash"), -parts.refund_cents),
-    )
-    legs = tuple(Leg(account, cents_to_nanos(cents)) for account, cents in sides if cents)
-    ledger.post(session, Posting(transfer_id=transfer_id, kind="credit_note", legs=legs))
-    return transfer_id
+    sides = {
+        AccountRef("revenue"): net_cents,
+        AccountRef("tax_payable"): tax_cents,
+        owed: -parts.due_cents,
+        AccountRef("customer_balance", invoice.tenant_id): -parts.balance_cents,
+        AccountRef("cash"): -parts.refund_cents,
+    }
+    legs = {account: cents_to_nanos(cents) for account, cents in sides.items() if cents}
+    return ledger.post(session, "credit_note", legs)
 
 
 def _write(session: Session, note: CreditNote, taxes: list[TaxLine]) -> None:

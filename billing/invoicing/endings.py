@@ -14,11 +14,10 @@ from billing.invoices.models import Invoice, InvoiceCredit
 from billing.invoices.queries import read_invoice
 from billing.invoices.statuses import EventChange, InvoiceState
 from billing.invoices.views import InvoiceView
-from billing.ledger import AccountRef, Leg, Posting
+from billing.ledger import AccountRef, between
 from billing.payments import dunning
 from billing.subscriptions.billed_until import lock_subscriptions
 from core.errors import Conflict
-from core.ids import new_id
 from core.money import cents_to_nanos
 
 
@@ -61,23 +60,17 @@ def _post_void(
     assert state.paid_cents == balance_cents + credit_cents, "without money, credit and the balance have paid"
     promotional_nanos = _promotional_nanos(session, invoice.id)
     usage_nanos = invoice.amount_nanos - cents_to_nanos(credited_net)
-    cents = (
-        (AccountRef("tax_payable"), invoice.tax_cents - credited_tax),
-        (AccountRef("customer_balance", invoice.tenant_id), -balance_cents),
-        (AccountRef("receivable", invoice.tenant_id), -(state.amount_due_cents + credit_cents)),
-    )
     unbilled_nanos = -promotional_nanos if write_off else usage_nanos - promotional_nanos
-    sides = [
-        *((account, cents_to_nanos(each)) for account, each in cents),
-        (AccountRef("usage_unbilled", invoice.tenant_id), unbilled_nanos),
-        (AccountRef("revenue"), usage_nanos if write_off else 0),
-        (AccountRef("rounding"), cents_to_nanos(invoice.net_cents) - (invoice.amount_nanos - promotional_nanos)),
-    ]
-    posting = Posting(
-        transfer_id=new_id("tr"), kind="void", legs=tuple(Leg(account, nanos) for account, nanos in sides if nanos)
-    )
-    ledger.post(session, posting)
-    return posting.transfer_id
+    receivable_cents = state.amount_due_cents + credit_cents
+    sides = {
+        AccountRef("tax_payable"): cents_to_nanos(invoice.tax_cents - credited_tax),
+        AccountRef("customer_balance", invoice.tenant_id): -cents_to_nanos(balance_cents),
+        AccountRef("receivable", invoice.tenant_id): -cents_to_nanos(receivable_cents),
+        AccountRef("usage_unbilled", invoice.tenant_id): unbilled_nanos,
+        AccountRef("revenue"): usage_nanos if write_off else 0,
+        AccountRef("rounding"): cents_to_nanos(invoice.net_cents) - (invoice.amount_nanos - promotional_nanos),
+    }
+    return ledger.post(session, "void", {account: nanos for account, nanos in sides.items() if nanos})
 
 
 def _promotional_nanos(session: Session, invoice_id: str) -> int:
@@ -98,12 +91,12 @@ def write_off(session: Session, *, invoice_id: str, reason: str, actor: str | No
     """
     invoice, state = lock_invoice(session, invoice_id)
     _require_open(invoice, state, "write off")
-    nanos = cents_to_nanos(state.amount_due_cents)
-    legs = (Leg(AccountRef("bad_debt"), nanos), Leg(AccountRef("receivable", invoice.tenant_id), -nanos))
-    posting = Posting(transfer_id=new_id("tr"), kind="write_off", legs=legs)
-    ledger.post(session, posting)
+    owed = AccountRef("receivable", invoice.tenant_id)
+    transfer_id = ledger.post(
+        session, "write_off", between(AccountRef("bad_debt"), owed, cents_to_nanos(state.amount_due_cents))
+    )
     change = EventChange(kind="uncollectible", amount_cents=state.amount_due_cents)
-    append(session, invoice_id, state, change, transfer_id=posting.transfer_id, reason=reason, actor=actor)
+    append(session, invoice_id, state, change, transfer_id=transfer_id, reason=reason, actor=actor)
     dunning.end_if_paid(session, invoice_id)
     return read_invoice(session, invoice_id)
 

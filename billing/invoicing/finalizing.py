@@ -23,6 +23,7 @@ from billing.invoices.numbering import seal
 from billing.invoices.queries import invoice_view
 from billing.invoices.statuses import EventChange, InvoiceState
 from billing.invoices.views import AppliedCredit, InvoiceKind, InvoiceView
+from billing.ledger import AccountRef
 from billing.notifications.outbox import notify
 from billing.payments import dunning, outbox
 from billing.payments.operations import CollectInvoice
@@ -106,16 +107,7 @@ def finalize(
     _write_parts(session, invoice_id, made)
     session.add(invoice)
     session.flush()
-    ledger.post(
-        session,
-        ledger.invoice_posting(
-            invoice_id=invoice.id,
-            tenant_id=tenant_id,
-            amount_nanos=made.amount_nanos - made.credited_nanos,
-            net_nanos=cents_to_nanos(made.net_cents),
-            tax_nanos=cents_to_nanos(made.tax_cents),
-        ),
-    )
+    ledger.post(session, "invoice", _legs(tenant_id, made), invoice_id=invoice.id)
     state = _apply_credits(session, invoice, period, made.lines)
     number = seal(session, "invoice", invoice.id, tenant_id)
     _tell(session, invoice, number)
@@ -124,6 +116,19 @@ def finalize(
     elif state.amount_due_cents > 0:
         outbox.enqueue(session, tenant_id, CollectInvoice(invoice_id=invoice.id))
     return invoice_view(invoice, number, state)
+
+
+def _legs(tenant_id: str, made: Amounts) -> dict[AccountRef, int]:
+    """An invoice turns unbilled usage into a receivable of whole cents, and owes its tax. The rounding has its own
+    account.
+    """
+    amount_nanos, net_nanos = made.amount_nanos - made.credited_nanos, cents_to_nanos(made.net_cents)
+    legs = {
+        AccountRef("usage_unbilled", tenant_id): -amount_nanos,
+        AccountRef("receivable", tenant_id): cents_to_nanos(made.net_cents + made.tax_cents),
+        AccountRef("rounding"): amount_nanos - net_nanos,
+    }
+    return legs | ({AccountRef("tax_payable"): -cents_to_nanos(made.tax_cents)} if made.tax_cents else {})
 
 
 def _tell(session: Session, invoice: Invoice, number: str) -> None:

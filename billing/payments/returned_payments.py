@@ -16,7 +16,7 @@ from billing import ledger
 from billing.credits import lots
 from billing.invoices.events import lock_invoices
 from billing.invoices.models import CreditNote
-from billing.ledger import AccountRef, Leg, Posting, TransferKind
+from billing.ledger import AccountRef, TransferKind, between
 from billing.limits import spending_settings
 from billing.locks import serialize_decision
 from billing.models import LedgerTransfer
@@ -234,7 +234,4 @@ def _write_off(session: Session, cents: int) -> str:
 
 def _post(session: Session, kind: TransferKind, account: AccountRef, nanos: int) -> str:
     """Move money between an account and the platform's cash: above 0, out of it."""
-    legs = (Leg(account, nanos), Leg(AccountRef("cash"), -nanos))
-    posting = Posting(transfer_id=new_id("tr"), kind=kind, legs=legs)
-    ledger.post(session, posting)
-    return posting.transfer_id
+    return ledger.post(session, kind, between(account, AccountRef("cash"), nanos))

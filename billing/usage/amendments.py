@@ -22,7 +22,6 @@ from billing.usage.views import AmendedUsageView, AmendmentView
 from core.contracts.usage import REST
 from core.db import database_now
 from core.errors import Conflict, InvalidRequest, NotFound
-from core.ids import new_id
 from core.rating import rate
 from core.struct_types import view_of
 
@@ -140,12 +139,8 @@ def _reverse(session: Session, row: _Row, *, reason: str, actor: str) -> None:
 
 
 def _write(session: Session, part: Literal["reversal", "replacement"], row: _Row, *, reason: str, actor: str) -> None:
-    transfer_id = new_id("tr")
     amount_nanos = -row["amount_nanos"] if part == "reversal" else row["amount_nanos"]
-    ledger.post(
-        session,
-        ledger.amendment_posting(transfer_id=transfer_id, tenant_id=row["tenant_id"], amount_nanos=amount_nanos),
-    )
+    transfer_id = ledger.post(session, "amendment", ledger.earned({row["tenant_id"]: amount_nanos}))
     newest = select(sa.func.coalesce(sa.func.max(UsageAmendment.position), 0)).where(
         col(UsageAmendment.request_id) == row["request_id"]
     )

@@ -152,7 +152,7 @@ def _insert(session: Session, rows: dict[str, _Row], estimates: Mapping[str, Usa
     amounts: Counter[str] = Counter()
     for request_id in recorded:
         amounts[rows[request_id]["tenant_id"]] += rows[request_id]["amount_nanos"]
-    ledger.post(session, ledger.usage_posting(transfer_id=transfer_id, amounts_nanos=amounts))
+    ledger.post(session, "usage", ledger.earned(amounts), transfer_id=transfer_id)
     sums.add(session, ((rows[each], _counted_before(estimates.get(each), billed_until)) for each in recorded))
     metrics.LATE.inc(sum(rows[request_id]["late_from"] is not None for request_id in recorded))
     return recorded

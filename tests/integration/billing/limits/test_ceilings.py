@@ -7,7 +7,7 @@ import pytest
 
 from billing import ledger
 from billing.invoicing.closing import close_tenant
-from billing.ledger import AccountRef, Leg, Posting
+from billing.ledger import AccountRef, between
 from billing.limits import ceilings, spending_settings
 from billing.limits.models import SpendCeiling
 from billing.limits.spending_runner import SpendingRunner
@@ -17,7 +17,6 @@ from billing.payments.top_ups import TopUpStanding, buy_if_due, is_due
 from billing.subscriptions.ending import end_subscription
 from billing.usage.metering import ActiveTenants
 from core.db import unit_of_work
-from core.ids import new_id
 from tests.fixtures.together import together
 
 DOLLAR = 1_000_000_000
@@ -47,8 +46,7 @@ def owe(stage, tenant_id: str, dollars: float) -> None:
     """An invoice, or below 0 a payment, as the ledger has it."""
     nanos = round(dollars * DOLLAR)
     with unit_of_work(stage.engine) as session:
-        legs = (Leg(AccountRef("receivable", tenant_id), nanos), Leg(AccountRef("cash"), -nanos))
-        ledger.post(session, Posting(transfer_id=new_id("tr"), kind="payment", legs=legs))
+        ledger.post(session, "payment", between(AccountRef("receivable", tenant_id), AccountRef("cash"), nanos))
 
 
 def test_a_prepaid_tenant_may_be_charged_at_most_its_credit(stage, wallet, runner):

@@ -17,7 +17,6 @@ from billing.usage.views import AmendedUsageView
 from core.contracts.usage import REST
 from core.db import unit_of_work
 from core.errors import AppError, Conflict, InvalidRequest
-from core.ids import new_id
 from tests.fixtures.together import together
 from tests.integration.billing.conftest import PRICES
 
@@ -187,9 +186,9 @@ FROM usage_records r WHERE r.request_id = :request_id
 def forge(stage, *, request_id: str, position: int, part: str, tenant_id: str, more: int = 0) -> None:
     """Insert an amendment by SQL, with a transfer that moves its amount."""
     amount = stage.value("SELECT amount_nanos FROM usage_records WHERE request_id = :r", r=request_id) + more
-    signed, transfer = -amount if part == "reversal" else amount, new_id("tr")
+    signed = -amount if part == "reversal" else amount
     with unit_of_work(stage.engine) as session:
-        ledger.post(session, ledger.amendment_posting(transfer_id=transfer, tenant_id=tenant_id, amount_nanos=signed))
+        transfer = ledger.post(session, "amendment", ledger.earned({tenant_id: signed}))
         session.connection().execute(
             sa.text(FORGED),
             {
