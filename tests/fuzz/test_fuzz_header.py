@@ -14,7 +14,7 @@ from tests.corpus.uploads.item import entry, weights_file
 from tests.fuzz.same_tensors import assert_same_tensors
 
 FUZZER = Path(__file__).parent / "fuzz_header.py"
-RUNS = 12_000
+RUNS = 4_000
 
 
 def test_the_header_reader_and_the_library_agree_on_thousands_of_mutations(tmp_path):
