@@ -235,8 +235,8 @@ def running_platform(checkpoint: Path, home: Path, **environment: str) -> Iterat
             **environment,
         }
     )
-    up = platform.run("up", "--detach")
     try:
+        up = platform.run("up", "--detach")
         assert up.returncode == 0, up.stderr + "".join(
             f"\n--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in (home / "logs").glob("*.log")
         )

@@ -24,7 +24,7 @@ from tests.conftest import wait_until
 from tests.fixtures.engine.isolation_judge import ROUNDING_DISTANCE, distance
 from tests.fixtures.uploads.peft_adapters import write_adapter
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 NAME = "leaving"
 STREAM_TOKENS = 160

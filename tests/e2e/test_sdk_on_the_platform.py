@@ -11,7 +11,7 @@ import pytest
 
 from tests.fixtures.engine.real_engine import BASE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 WEATHER = {
     "type": "function",
