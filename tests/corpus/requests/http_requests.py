@@ -199,7 +199,7 @@ ELSEWHERE = {
         f"{_GATEWAY}/request/test_idempotency.py::test_the_same_key_with_another_body_or_path_is_refused",
         f"{_GATEWAY}/request/test_idempotency.py::test_a_second_request_during_the_first_is_asked_to_wait",
     ),
-    "A11": (f"{_CONTROL}/auth/test_access.py::test_admin_keys_and_tenant_keys_do_not_mix",),
+    "A11": (f"{_CONTROL}/test_every_write.py::test_admin_keys_and_tenant_keys_do_not_mix",),
     "A13": (f"{_CONTROL}/test_bad_input.py::test_a_wrong_query_parameter_is_named",),
 }
 """Rows that are not a single refused request, and the tests that cover them."""

@@ -1,8 +1,10 @@
 """Fixtures: the API on a real socket with real servers, a relay, and a registered base model."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import msgspec
 import pytest
 import redis as redis_client
 from pydantic import SecretStr
@@ -18,15 +20,21 @@ from billing.stripe.settings import StripeSettings
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.settings import ControlSettings, WebSettings
-from core import db
+from core import db, redis_keys
+from core.contracts.grants import TenantGrant
 from core.settings import RedisSettings
-from tests.fixtures.control_plane.api import Api, ApiServers, control_settings, running_api
+from tests.fixtures.control_plane.api import Api, ApiServers, Tenant, control_settings, running_api
 from tests.fixtures.control_plane.every_write import EveryWrite
+from tests.fixtures.control_plane.ready_revisions import ready_revision
 from tests.fixtures.control_plane.usage import UsageRecorder
 from tests.fixtures.snapshot_keys import SIGNER
 from tests.fixtures.uploads.peft_adapters import tiny_base
 
 NOTIFICATIONS_KEY = "key-of-the-tests"
+ANNOUNCED = [
+    {"path": "adapter_config.json", "size_bytes": 400, "sha256": "0" * 64},
+    {"path": "adapter_model.safetensors", "size_bytes": 4000, "sha256": "1" * 64},
+]
 
 
 @pytest.fixture
@@ -78,6 +86,18 @@ def relay(engine, redis) -> OutboxRelay:
 
 
 @pytest.fixture
+def grant(relay, redis) -> Callable[[Tenant], TenantGrant]:
+    """The tenant as gateways see it once every committed change is published."""
+
+    def published(tenant: Tenant) -> TenantGrant:
+        while relay.run_once():
+            pass
+        return msgspec.json.decode(redis.hget(redis_keys.snapshot("tenants"), tenant.id), type=TenantGrant)
+
+    return published
+
+
+@pytest.fixture
 def store(s3_settings) -> RevisionStore:
     return RevisionStore(Bucket(s3_settings, StoreSettings()))
 
@@ -115,3 +135,20 @@ def walk(module_postgres_settings, redis_server, s3_settings) -> Iterator[EveryW
         )
         walk.run()
         yield walk
+
+
+@pytest.fixture(scope="module")
+def existing(walk) -> dict[str, list[Any]]:
+    """Values of path parameters for which there is something of the walk's tenant, by the names of the parameters."""
+    tenant, endpoints = walk.tenant, "/api/v1/notification-endpoints"
+    webhook = {"kind": "webhook", "address": "https://127.0.0.1/"}
+    endpoint = tenant.http.post(endpoints, json=webhook).raise_for_status().json()
+    ready, _ = ready_revision(walk.engine, tenant.adapter("mine", tiny_base())["id"])
+    tenant.http.put("/api/v1/adapters/mine/aliases/prod", json={"revision": ready}).raise_for_status()
+    return walk.existing() | {
+        "name": ["mine"],
+        "revision_id": [tenant.announce("mine", ANNOUNCED)["id"], ready],
+        "alias": ["prod"],
+        "endpoint_id": [endpoint["id"]],
+        "delivery_id": [tenant.http.post(f"{endpoints}/{endpoint['id']}/messages").raise_for_status().json()["id"]],
+    }

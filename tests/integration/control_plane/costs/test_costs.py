@@ -69,32 +69,6 @@ def test_rates_and_outside_prices_are_added_once_and_listed(api):
         )
 
 
-@pytest.mark.parametrize(
-    ("table", "change"),
-    [
-        ("rates", {"nanos_per_hour": 1.5}),
-        ("rates", {"effective_from": "2026-01-01T00:00:00"}),
-        ("outside-prices", {"as_of": "2026-02-30"}),
-    ],
-)
-def test_impossible_rates_and_prices_are_refused_and_nothing_is_written(api, table, change):
-    refused = add(api, table, (RATE if table == "rates" else PRICE) | change)
-    assert refused.status_code == 400, refused.text
-    assert next(iter(change)) in refused.text
-    assert api.admin.get(f"/api/v1/admin/costs/{table}").json()["data"] == []
-
-
-def test_the_report_adds_up_and_says_what_is_missing(api, idle_minute):
-    found = api.admin.get("/api/v1/admin/costs", params=PERIOD).json()
-    assert (found["total_nanos"], found["platform"], found["rows"]) == (60_000_000, {"idle": 60_000_000}, [])
-    (model,) = found["models"]
-    assert (model["paid_ms"], model["busy_ms"], model["unfitted_hours"]) == (60_000, 0, 1)
-    assert (model["break_even_observed_nanos"], model["saving"]["status"]) == (None, "missing")
-    assert datetime.fromisoformat(found["allocated_until"]) == HOUR + timedelta(hours=1)
-    assert datetime.fromisoformat(found["revenue_until"]) == HOUR + timedelta(hours=1)
-    assert found["unrated_pools"] == []
-
-
 @pytest.fixture
 def served(api, base, engine, record):
     """A tenant whose adapter had one request in the hour, on a replica without a rate."""
@@ -146,7 +120,3 @@ def test_the_focus_file_names_the_operator_as_its_issuer(api, engine, idle_minut
     with unit_of_work(engine) as session:
         profiles.set_seller(session, Seller(legal_name="Ada's Models Ltd"))
     assert issuer() == "Ada's Models Ltd"
-
-
-def test_functions_are_listed(api):
-    assert api.admin.get("/api/v1/admin/costs/functions").json()["data"] == []

@@ -101,28 +101,6 @@ def test_what_cannot_be_corrected_is_refused_with_code_field_and_fix(desk):
     assert (unknown.status_code, unknown.json()["code"]) == (404, "invoice_not_found")
 
 
-@pytest.mark.scenario(122)
-def test_an_overpayment_is_the_tenants_balance_and_pays_the_next_invoice(desk):
-    invoice = desk.invoice(10)
-    desk.act(invoice, "payments", {"amount_cents": 1_500, "reference": "bank-1"}).raise_for_status()
-    balance = desk.tenant.http.get("/api/v1/customer-balance").json()
-    assert balance == {"balance_cents": 500, "balance_usd": "5", "currency": "usd"}
-    second = desk.invoice(4)
-    assert (second["status"], second["paid_cents"]) == ("paid", 400)
-    assert desk.tenant.http.get("/api/v1/customer-balance").json()["balance_cents"] == 100
-    listed = desk.admin.get("/api/v1/admin/invoices", params={"tenant_id": desk.tenant.id, "status": "paid"}).json()
-    assert [each["id"] for each in listed["data"]] == [second["id"], invoice["id"]]
-
-
-@pytest.mark.scenario(121)
-def test_an_invoice_is_voided_or_written_off_by_an_admin(desk):
-    first, second = desk.invoice(1), desk.invoice(2)
-    assert desk.act(first, "void", {"reason": "wrong tenant"}).json()["status"] == "void"
-    assert desk.act(second, "write-off", {"reason": "insolvent"}).json()["status"] == "uncollectible"
-    shown = desk.admin.get(f"/api/v1/admin/invoices/{second['id']}").json()
-    assert [event["kind"] for event in shown["events"]] == ["finalized", "open", "uncollectible"]
-
-
 def test_the_parties_are_frozen_in_the_invoice(desk):
     desk.vat()
     profile = {"legal_name": "Ακμή Α.Ε.", "address": ["Οδός 1"], "country": "DE", "email": "pay@acme.example"}

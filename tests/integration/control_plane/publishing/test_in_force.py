@@ -20,7 +20,6 @@ from tests.fixtures.control_plane.two_gateways import AMPLE, Platform, two_gatew
 from tests.fixtures.gateway.tiny_tokenizer import tiny_route
 
 BASE = tiny_route().id
-ROUNDS = [3, pytest.param(200, marks=pytest.mark.soak)]
 
 
 @pytest.fixture
@@ -154,7 +153,24 @@ def change_limits_of_spending(platform: Platform, rounds: int) -> None:
             assert gateways.completions(key["key"]) == {200}
 
 
-EVERY_KIND = (change_keys_limits_aliases_and_status, change_plans_and_tenants, change_limits_of_spending)
+def make_revisions_ready(platform: Platform, rounds: int) -> None:
+    """A revision that is shown as ready can be called at every gateway."""
+    tenant = platform.tenant
+    adapter_id = tenant.http.get("/api/v1/adapters/bot").json()["id"]
+    with Gateways(platform) as gateways:
+        for _ in range(rounds):
+            revision, _ = ready_revision(platform.engine, adapter_id, unconfirmed=True)
+            path = f"/api/v1/adapters/bot/revisions/{revision}"
+            while (shown := tenant.http.get(path).json())["status"] != "ready":
+                assert (shown["status"], shown["stage"]) == ("validating", "publishing")
+                time.sleep(0.01)
+            assert gateways.statuses(tenant.key, f"/v1/models/bot@{revision}") == {200}
+            assert tenant.http.get(path).json()["status"] == "ready", "it stays so"
+
+
+EVERY_KIND = (
+    change_keys_limits_aliases_and_status, change_plans_and_tenants, change_limits_of_spending, make_revisions_ready,
+)  # fmt: skip
 
 
 @pytest.mark.timeout(3600)  # 200 rounds on a machine that does other work too
@@ -170,21 +186,7 @@ def test_a_confirmed_change_is_in_force_at_every_gateway(platform, kinds, rounds
         kind(platform, rounds)
 
 
-@pytest.mark.parametrize("rounds", ROUNDS)
-def test_a_revision_that_is_shown_as_ready_can_be_called_at_every_gateway(platform, engine, rounds):
-    tenant = platform.tenant
-    adapter_id = tenant.http.get("/api/v1/adapters/bot").json()["id"]
-    with Gateways(platform) as gateways:
-        for _ in range(rounds):
-            revision, _ = ready_revision(engine, adapter_id, unconfirmed=True)
-            path = f"/api/v1/adapters/bot/revisions/{revision}"
-            while (shown := tenant.http.get(path).json())["status"] != "ready":
-                assert (shown["status"], shown["stage"]) == ("validating", "publishing")
-                time.sleep(0.01)
-            assert gateways.statuses(tenant.key, f"/v1/models/bot@{revision}") == {200}
-            assert tenant.http.get(path).json()["status"] == "ready", "it stays so"
-
-
+@pytest.mark.soak  # `make test` shows it without processes in test_price_cards.py
 @pytest.mark.scenario(9)
 def test_a_scheduled_version_is_in_force_at_every_gateway_from_its_instant(platform, redis, promised_s):
     """Neither earlier, nor more than two seconds later: by the worker, its loops and the gateways as they run."""

@@ -71,6 +71,7 @@ def test_changes_committed_by_the_api_reach_the_snapshot(api, base, relay, redis
     field = hash_key(tenant.key, PEPPER.encode())
     key = msgspec.json.decode(redis.hget(redis_keys.snapshot("keys"), field), type=KeyGrant)
     assert (key.key_id, key.tenant_id, "inference" in key.scopes) == (tenant.key_id, tenant.id, True)
+    assert redis.hkeys(redis_keys.snapshot("keys")) == [field.encode()], "an admin's key never reaches the gateways"
     route = msgspec.json.decode(redis.hget(redis_keys.snapshot("base_models"), base.id), type=BaseModelRoute)
     assert redis.get(redis_keys.blob(route.tokenizer_sha256)).decode() == base.tokenizer_json
     assert route.chat_template == base.chat_template
@@ -80,24 +81,6 @@ def test_changes_committed_by_the_api_reach_the_snapshot(api, base, relay, redis
     drain(relay)
     grant = msgspec.json.decode(redis.hget(redis_keys.snapshot("tenants"), tenant.id), type=TenantGrant)
     assert (grant.status, grant.limits.kv_pages) == ("suspended", 16)
-
-
-def test_an_admins_key_never_reaches_the_gateways(api, relay, redis):
-    api.tenant()
-    drain(relay)
-    assert redis.hlen(redis_keys.snapshot("keys")) == 1
-    assert redis.hget(redis_keys.snapshot("keys"), hash_key(api.admin_secret, PEPPER.encode())) is None
-
-
-def test_a_new_plan_version_reaches_every_tenant_on_the_plan(api, relay, redis):
-    plan = api.plan("starter")
-    tenants = [api.tenant("starter") for _ in range(3)]
-    body = {"limits": LIMITS | {"kv_pages": 7}, "prices": plan["prices"]}
-    api.admin.post(f"/api/v1/admin/plans/{plan['id']}/versions", json=body).raise_for_status()
-    drain(relay)
-    for tenant in tenants:
-        grant = msgspec.json.decode(redis.hget(redis_keys.snapshot("tenants"), tenant.id), type=TenantGrant)
-        assert grant.limits.kv_pages == 7
 
 
 def test_following_the_stream_gives_the_same_snapshot_as_a_rebuild(api, base, relay, redis):
@@ -270,7 +253,7 @@ def test_a_rebuild_is_never_seen_half_done(engine, redis, redis_settings):
     version = {"now": 0}
 
     def every(_session):
-        for number in range(3000):
+        for number in range(1000):
             yield f"tn_{number}", published(KeyGrant(key_id=str(version["now"]), tenant_id="t", scopes=()))
 
     nothing = Projection(some=lambda *_: {}, every=lambda _: iter(()))
@@ -283,12 +266,12 @@ def test_a_rebuild_is_never_seen_half_done(engine, redis, redis_settings):
         with Redis.from_url(redis_settings.redis_url) as client:
             while not stop.is_set():
                 values = client.hvals(redis_keys.snapshot("tenants"))
-                if len(values) != 3000 or len(set(values)) != 1:
+                if len(values) != 1000 or len(set(values)) != 1:
                     torn.append(len(values))
 
     reader = threading.Thread(target=read)
     reader.start()
-    for _ in range(5):
+    for _ in range(3):
         version["now"] += 1
         relay.rebuild("asked")
     stop.set()

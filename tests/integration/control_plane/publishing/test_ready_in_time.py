@@ -6,8 +6,7 @@ import time
 import pytest
 
 from adapters.object_store.multipart import MIB
-from adapters.object_store.revision_store import revision_prefix
-from tests.fixtures.control_plane.worker import decided, put_all, running_worker, upload
+from tests.fixtures.control_plane.worker import decided, put_all, running_worker
 from tests.fixtures.uploads.peft_adapters import ALL_KINDS, declared_files, tiny_base, write_adapter
 
 READY_S = 3
@@ -19,25 +18,6 @@ def large_base(api):
     base = tiny_base(hidden=512, kv=256, intermediate=1024, layers=5)
     api.register(base).raise_for_status()
     return base
-
-
-def test_the_same_files_of_two_tenants_are_two_revisions_and_one_stored_copy(api, base, settings, store, tmp_path):
-    folder = write_adapter(tmp_path / "a", base, seed=42)
-    tenants = [api.tenant(), api.tenant()]
-    with running_worker(settings, TENORA_VALIDATION_SLOTS="4"):
-        paths = []
-        for tenant in tenants:
-            for name in ("one", "two"):
-                tenant.adapter(name, base)
-                paths.append((tenant, upload(tenant, name, folder)))
-        verdicts = [decided(tenant, path) for tenant, path in paths]
-    assert {verdict["status"] for verdict in verdicts} == {"ready"}
-    assert len({verdict["id"] for verdict in verdicts}) == 4
-    (digest,) = {verdict["sha256"] for verdict in verdicts}
-    listed = store.bucket.client.list_objects_v2(Bucket=store.bucket.name, Prefix=revision_prefix(digest))["Contents"]
-    assert sorted(each["Key"].rpartition("/")[2] for each in listed) == [
-        "adapter_config.json", "adapter_model.safetensors", "manifest.json",
-    ]  # fmt: skip
 
 
 @pytest.mark.quiet

@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 
-import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -10,21 +9,11 @@ from billing.invoicing.schedule import PeriodSchedule
 from control_plane import database_roles
 from control_plane.tenants.scheduled_versions import LOOK_EVERY_S, ScheduledVersions
 from core import db, redis_keys
-from core.contracts.grants import TenantGrant
 from tests.conftest import wait_until
 from tests.fixtures.control_plane.api import LIMITS, PRICES
 from tests.fixtures.least_privilege import as_role
 
 DOLLAR = 1_000_000_000
-
-
-def drain(relay) -> None:
-    while relay.run_once():
-        pass
-
-
-def grant(redis, tenant) -> TenantGrant:
-    return msgspec.json.decode(redis.hget(redis_keys.snapshot("tenants"), tenant.id), type=TenantGrant)
 
 
 def url(tenant, what: str) -> str:
@@ -88,41 +77,12 @@ def test_a_change_after_the_clock_was_set_back_is_ordered_after_the_last_one(api
     assert begins > ahead
 
 
-def test_gateways_get_the_plan_when_its_instant_comes(api, engine, relay, redis, postgres_settings):
-    small = api.plan()
-    large = api.plan(prices={"output_nanos": 7})
-    tenant = api.tenant(small["name"])
-    drain(relay)
-    worker = db.connect(as_role(postgres_settings, database_roles.WORKER))
-    scheduled = ScheduledVersions(worker)
-    assert scheduled.run_once() == LOOK_EVERY_S, "nothing begins"
-    begins = datetime.now(UTC) + timedelta(milliseconds=500)
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("INSERT INTO plan_assignments VALUES (:t, :at, :p, clock_timestamp())"),
-            {"t": tenant.id, "at": begins, "p": large["id"]},
-        )
-
-    assert scheduled.run_once() < 1, "the seconds until it begins"
-
-    def published() -> bool:
-        scheduled.run_once()
-        drain(relay)
-        return grant(redis, tenant).prices.output_nanos == 7
-
-    wait_until(published, what="the later plan")
-    assert datetime.now(UTC) >= begins
-    assert api.admin.get(url(tenant, "plan")).json()["plan_id"] == large["id"]
-    worker.dispose()
-
-
-def test_gateways_get_the_plans_limit_again_when_its_override_expires(api, engine, relay, redis):
+def test_gateways_get_the_plans_limit_again_when_its_override_expires(api, engine, grant):
     tenant, scheduled = api.tenant(), ScheduledVersions(engine)
     limits = {"limits": {"adapters": 9, "kv_pages": 64}, "limits_expire_at": "2100-01-01T00:00:00Z"}
     api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json=limits).raise_for_status()
     scheduled.run_once()
-    drain(relay)
-    assert (grant(redis, tenant).limits.adapters, grant(redis, tenant).limits.kv_pages) == (9, 64)
+    assert (grant(tenant).limits.adapters, grant(tenant).limits.kv_pages) == (9, 64)
     with engine.begin() as connection:
         connection.execute(
             sa.text(
@@ -132,12 +92,11 @@ def test_gateways_get_the_plans_limit_again_when_its_override_expires(api, engin
             {"t": tenant.id},
         )
     scheduled.run_once()
-    drain(relay)
-    assert (grant(redis, tenant).limits.adapters, grant(redis, tenant).limits.kv_pages) == (LIMITS["adapters"], 64)
+    assert (grant(tenant).limits.adapters, grant(tenant).limits.kv_pages) == (LIMITS["adapters"], 64)
     assert api.admin.get(f"/api/v1/admin/tenants/{tenant.id}").json()["limit_overrides"] == {"kv_pages": 64}
 
 
-def test_gateways_get_a_plan_that_is_committed_after_its_instant(api, engine, relay, redis):
+def test_gateways_get_a_plan_that_is_committed_after_its_instant(api, engine, relay, redis, grant):
     small, large = api.plan(), api.plan(prices={"output_nanos": 7})
     tenant = api.tenant(small["name"])
     scheduled = ScheduledVersions(engine)
@@ -152,28 +111,23 @@ def test_gateways_get_a_plan_that_is_committed_after_its_instant(api, engine, re
         ).scalar_one()
         wait_until(lambda: datetime.now(UTC) > begins, what="the instant")
         scheduled.run_once()
-        drain(relay)
-        assert grant(redis, tenant).prices.output_nanos != 7
+        assert grant(tenant).prices.output_nanos != 7
     scheduled.run_once()
-    drain(relay)
-    assert grant(redis, tenant).prices.output_nanos == 7
+    assert grant(tenant).prices.output_nanos == 7
     version = redis.hget(redis_keys.snapshot("tenants"), tenant.id)
     scheduled.run_once()
     assert not relay.run_once(), "what was published is not published again"
     assert redis.hget(redis_keys.snapshot("tenants"), tenant.id) == version
 
 
-def test_gateways_count_spending_by_the_days_of_a_new_calendar_when_it_begins(
-    api, engine, relay, redis, postgres_settings
-):
+def test_gateways_count_spending_by_the_days_of_a_new_calendar_when_it_begins(api, engine, postgres_settings, grant):
     tenant = api.tenant()
     daily = {"scope": "tenant", "window": "day", "amount_nanos": DOLLAR}
     tenant.http.post("/api/v1/spend-limits", json=daily).raise_for_status()
-    drain(relay)
-    assert grant(redis, tenant).zone == "UTC"
+    assert grant(tenant).zone == "UTC"
     worker = db.connect(as_role(postgres_settings, database_roles.WORKER))
     scheduled = ScheduledVersions(worker)
-    scheduled.run_once()
+    assert scheduled.run_once() == LOOK_EVERY_S, "nothing begins"
     with engine.begin() as connection:
         connection.execute(
             sa.text(
@@ -183,10 +137,11 @@ def test_gateways_count_spending_by_the_days_of_a_new_calendar_when_it_begins(
             {"t": tenant.id},
         )
 
+    assert scheduled.run_once() < 1, "the seconds until it begins"
+
     def published() -> bool:
         scheduled.run_once()
-        drain(relay)
-        return grant(redis, tenant).zone == "Asia/Tokyo"
+        return grant(tenant).zone == "Asia/Tokyo"
 
     wait_until(published, what="the later calendar")
     worker.dispose()
@@ -205,15 +160,6 @@ def test_a_calendar_holds_from_the_next_period(api):
     assert api.admin.get(url(tenant, "billing-calendar")).json() == back
 
 
-def test_a_wrong_calendar_is_refused_by_field(api):
-    tenant = api.tenant()
-    for change, param in (({"interval": "fortnight"}, "interval"), ({"anchor": "0001-01-01"}, "anchor")):
-        refused = api.admin.put(url(tenant, "billing-calendar"), json={"zone": "UTC"} | change)
-        assert refused.status_code == 400, refused.text
-        assert param in refused.text
-        assert api.admin.get(url(tenant, "billing-calendar")).json()["later"] is None
-
-
 def test_discounts_are_granted_listed_and_ended(api):
     tenant = api.tenant()
     first = {"name": "Partner", "percent_hundredths": 1_000}
@@ -228,74 +174,40 @@ def test_discounts_are_granted_listed_and_ended(api):
     assert api.admin.post(url(api.tenant(), f"discounts/{made[1]['id']}/end")).status_code == 404
 
 
-def test_a_wrong_discount_is_refused_by_field_and_nothing_is_written(api):
-    tenant = api.tenant()
-    for body, param in (
-        ({}, "amount_nanos"),
-        ({"percent_hundredths": 1, "amount_nanos": 1}, "amount_nanos"),
-        ({"percent_hundredths": 10_001}, "percent_hundredths"),
-        ({"amount_nanos": 1, "duration": "periods"}, "periods"),
-        ({"amount_nanos": 1, "periods": 3}, "periods"),
-        ({"amount_nanos": 1, "expires_at": "2020-01-01T00:00:00Z"}, "expires_at"),
-    ):
-        refused = api.admin.post(url(tenant, "discounts"), json={"name": "Partner"} | body)
-        assert refused.status_code == 400, refused.text
-        assert param in refused.text
-        assert api.admin.get(url(tenant, "discounts")).json()["data"] == []
-
-
-def test_prices_of_a_tenants_own_reach_gateways_and_end(api, engine, relay, redis):
+def test_prices_of_a_tenants_own_reach_gateways_and_end(api, engine, grant):
     plan = api.plan()
     tenant, neighbor = api.tenant(plan["name"]), api.tenant(plan["name"])
-    drain(relay)
     scheduled = ScheduledVersions(engine)
     scheduled.run_once()
     expires_at = datetime.now(UTC) + timedelta(seconds=2)
     body = {"prices": PRICES | {"output_nanos": 1}, "expires_at": expires_at.isoformat()}
     made = api.admin.post(url(tenant, "price-overrides"), json=body).raise_for_status().json()
-    drain(relay)
-    assert grant(redis, tenant).prices.output_nanos == 1
-    assert grant(redis, tenant).price_version_id == made["price_version_id"]
-    assert grant(redis, neighbor).prices.output_nanos == PRICES["output_nanos"]
+    assert grant(tenant).prices.output_nanos == 1
+    assert grant(tenant).price_version_id == made["price_version_id"]
+    assert grant(neighbor).prices.output_nanos == PRICES["output_nanos"]
 
     def expired() -> bool:
         scheduled.run_once()
-        drain(relay)
-        return grant(redis, tenant).prices.output_nanos == PRICES["output_nanos"]
+        return grant(tenant).prices.output_nanos == PRICES["output_nanos"]
 
     wait_until(expired, what="the expiry")
     assert datetime.now(UTC) >= expires_at
     lasting = {"prices": PRICES | {"output_nanos": 2}}
     api.admin.post(url(tenant, "price-overrides"), json=lasting).raise_for_status()
     api.admin.delete(url(tenant, "price-overrides")).raise_for_status()
-    drain(relay)
-    assert grant(redis, tenant).prices.output_nanos == PRICES["output_nanos"]
+    assert grant(tenant).prices.output_nanos == PRICES["output_nanos"]
     assert len(api.admin.get(url(tenant, "price-overrides")).json()["data"]) == 3
     assert api.admin.delete(url(tenant, "price-overrides")).status_code == 404
 
 
-def test_wrong_prices_of_a_tenants_own_are_refused_by_field(api):
-    tenant = api.tenant()
-    for change, param in (
-        ({"expires_at": "2020-01-01T00:00:00Z"}, "expires_at"),
-        ({"prices": PRICES | {"included": [{"quantity": "words", "units": 1}]}}, "quantity"),
-        ({"prices": PRICES | {"included": [{"quantity": "output_tokens", "units": 1}] * 2}}, "prices.included[1]"),
-    ):
-        refused = api.admin.post(url(tenant, "price-overrides"), json={"prices": PRICES} | change)
-        assert refused.status_code == 400, refused.text
-        assert param in refused.text
-        assert api.admin.get(url(tenant, "price-overrides")).json()["data"] == []
-
-
 @pytest.mark.scenario(57)
-def test_a_closed_tenant_is_refused_and_gets_its_final_invoice_without_grace(api, engine, relay, redis):
+def test_a_closed_tenant_is_refused_and_gets_its_final_invoice_without_grace(api, engine, grant):
     plan = api.plan(prices={"base_fee_nanos": 86_400 * 3 * DOLLAR})
     tenant = api.tenant(plan["name"])
     joined = datetime.now(UTC)
     wait_until(lambda: datetime.now(UTC) > joined + timedelta(seconds=1), what="a whole second, for which a fee is due")
     ended = api.admin.post(url(tenant, "close")).raise_for_status().json()
-    drain(relay)
-    assert grant(redis, tenant).status == "suspended"
+    assert grant(tenant).status == "suspended"
     assert api.admin.get(f"/api/v1/admin/tenants/{tenant.id}").json()["status"] == "closed"
     PeriodSchedule(engine, grace=timedelta(days=1)).run_once()
     (invoice,) = api.admin.get("/api/v1/admin/invoices").json()["data"]

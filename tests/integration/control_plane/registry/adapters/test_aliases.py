@@ -8,21 +8,13 @@ import pytest
 
 from control_plane.projections import projections
 from control_plane.publishing.outbox_relay import OutboxRelay
-from control_plane.settings import ControlSettings, PublishingSettings, WebSettings
+from control_plane.settings import PublishingSettings
 from core import redis_keys
 from core.contracts.routes import AdapterRoute, PrefetchHint
-from tests.fixtures.control_plane.api import control_settings
 from tests.fixtures.control_plane.ready_revisions import ready_revision
 from tests.fixtures.snapshot_keys import SIGNER
 
 ALIASES = "/api/v1/adapters/bot/aliases"
-
-
-@pytest.fixture
-def settings(postgres_settings, redis_settings, s3_settings) -> ControlSettings:
-    """No worker publishes here, so a change does not wait for acknowledgements."""
-    web = WebSettings(control_port=0, acknowledge_wait_ms=0)
-    return control_settings(postgres_settings, redis_settings, s3_settings, web=web)
 
 
 @pytest.fixture
@@ -165,21 +157,6 @@ def test_the_number_of_aliases_is_bounded(tenant, ready):
         put(tenant, f"a{number}", revision=ready[0]).raise_for_status()
     assert problem(put(tenant, "a20", revision=ready[0])) == (403, "alias_quota_exceeded", None)
     put(tenant, "a7", revision=ready[1]).raise_for_status()
-
-
-def test_every_alias_change_is_audited_with_its_previous_target(tenant, ready, engine):
-    put(tenant, "prod", revision=ready[0]).raise_for_status()
-    put(tenant, "prod", weights={ready[0]: 1, ready[1]: 1}).raise_for_status()
-    tenant.http.delete(f"{ALIASES}/prod").raise_for_status()
-    with engine.connect() as connection:
-        rows = connection.exec_driver_sql(
-            "SELECT action, actor, details FROM audit_events WHERE action LIKE 'alias.%%' ORDER BY id"
-        ).all()
-    assert [(row.action, row.actor, row.details.get("previous")) for row in rows] == [
-        ("alias.moved", tenant.key_id, None),
-        ("alias.moved", tenant.key_id, {"revision": ready[0]}),
-        ("alias.removed", tenant.key_id, {"weights": {ready[0]: 1, ready[1]: 1}}),
-    ]
 
 
 def test_concurrent_alias_changes_are_serialized(tenant, ready):

@@ -16,7 +16,7 @@ from control_plane.registry.review.validation_worker import ValidationWorker
 from control_plane.registry.revisions import stored_digests
 from control_plane.registry.revocations.receipts import ReceiptCollector
 from core import db
-from tests.fixtures.control_plane.registry_rows import add_revision, impatient
+from tests.fixtures.control_plane.registry_rows import impatient
 from tests.fixtures.control_plane.worker import upload
 from tests.fixtures.uploads.peft_adapters import write_adapter
 
@@ -186,21 +186,3 @@ def test_decisions_about_one_digest_are_serialized(engine):
         order.append("first")
     thread.join(10)
     assert order == ["another digest", "first", "second"]
-
-
-def test_a_digest_is_referenced_by_every_revision_that_may_still_need_it(api, base, engine):
-    tenant = api.tenant()
-    tenant.adapter("bot", base)
-    one, two = (add_revision(engine, tenant, "bot", digest="d" * 64, ready=ready) for ready in (True, False))
-    with db.unit_of_work(engine) as session:
-        assert (
-            stored_digests.count_references(session, "d" * 64),
-            stored_digests.count_references(session, "d" * 64, except_revision_id=one["id"]),
-        ) == (
-            2,
-            1,
-        )
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE revisions SET stored_removed_at = now() WHERE id = %s", (two["id"],))
-    with db.unit_of_work(engine) as session:
-        assert stored_digests.count_references(session, "d" * 64, except_revision_id=one["id"]) == 0

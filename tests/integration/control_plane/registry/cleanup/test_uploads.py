@@ -54,6 +54,8 @@ def test_an_abandoned_multipart_upload_is_aborted(tenant, engine, uploads, clean
     assert httpx.put(first["url"], content=bytes(first["size_bytes"])).status_code == 404
     now = tenant.http.get(f"/api/v1/adapters/router/revisions/{revision['id']}").json()
     assert (now["status"], now["report"]["problems"][0]["code"]) == ("rejected", "upload_expired")
+    late = tenant.http.post(f"/api/v1/adapters/router/revisions/{revision['id']}/complete")
+    assert (late.status_code, late.json()["status"]) == (202, "rejected")
 
 
 def test_open_multipart_uploads_of_a_decided_revision_are_removed_with_its_objects(tenant, engine, uploads, cleanup):

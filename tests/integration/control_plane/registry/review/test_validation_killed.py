@@ -1,15 +1,12 @@
-"""The validator is killed during an upload: only its child process, or the worker with it. The revision never
-becomes ready.
+"""The worker is killed while it validates an upload. What becomes of an upload whose validating child alone dies or
+hangs, the tests of ``adapters.sandbox.parent`` show.
 """
 
 import contextlib
-import os
-import signal
 import subprocess
 
 import psutil
 import pytest
-import sqlalchemy as sa
 
 from core import redis_keys
 from tests.conftest import wait_until
@@ -55,40 +52,12 @@ def is_over(child: psutil.Process) -> bool:
         return True
 
 
-def never_ready(engine: sa.Engine, redis) -> None:
-    with engine.connect() as connection:
-        actions = set(connection.exec_driver_sql("SELECT action FROM audit_events").scalars())
-        digests = list(connection.exec_driver_sql("SELECT digest FROM revisions WHERE digest IS NOT NULL").scalars())
-    assert "revision.accepted" not in actions
-    assert digests == []
-    assert redis.hgetall(redis_keys.snapshot("adapters")) == {}
-
-
-def test_a_killed_child_rejects_the_revision(path, settings, engine, redis):
+@pytest.mark.parametrize(("attempts_max", "status"), [(1, "rejected"), (3, "ready")])
+def test_an_upload_whose_worker_is_killed_is_validated_again_unless_it_was_the_last_attempt(
+    path, settings, engine, redis, attempts_max, status
+):
     tenant, path = path
-    with pausing_worker(settings) as worker:
-        os.kill(child_of(worker).pid, signal.SIGKILL)
-        revision = decided(tenant, path)
-        assert worker.poll() is None, "only the child was killed"
-    (problem,) = revision["report"]["problems"]
-    assert (revision["status"], revision["sha256"], problem["code"]) == ("rejected", None, "validation_failed")
-    assert "save the adapter again" in problem["message"]
-    never_ready(engine, redis)
-
-
-def test_a_hanging_child_rejects_the_revision(path, settings, engine, redis):
-    tenant, path = path
-    with pausing_worker(settings, TENORA_UPLOAD_VALIDATION_TIMEOUT_S="2") as worker:
-        child = child_of(worker)
-        revision = decided(tenant, path)
-        assert not child.is_running()
-    assert [problem["code"] for problem in revision["report"]["problems"]] == ["validation_timeout"]
-    never_ready(engine, redis)
-
-
-def test_an_upload_whose_worker_is_killed_at_its_last_attempt_is_rejected(path, settings, engine, redis):
-    tenant, path = path
-    limits = {"TENORA_VALIDATION_LEASE_S": "1", "TENORA_VALIDATION_ATTEMPTS_MAX": "1"}
+    limits = {"TENORA_VALIDATION_LEASE_S": "1", "TENORA_VALIDATION_ATTEMPTS_MAX": str(attempts_max)}
     with pausing_worker(settings, **limits) as worker:
         child = child_of(worker)
         worker.kill()
@@ -97,25 +66,15 @@ def test_an_upload_whose_worker_is_killed_at_its_last_attempt_is_rejected(path, 
     assert tenant.http.get(path).json()["status"] == "validating"
     with running_worker(settings, **limits):
         revision = decided(tenant, path)
-    (problem,) = revision["report"]["problems"]
-    assert (revision["status"], problem["code"]) == ("rejected", "validation_failed")
-    assert "cut short 1 times" in problem["message"]
-    assert problem["message"].endswith("contact the operator")
-    assert attempts(engine) == 1
-    never_ready(engine, redis)
-
-
-def test_an_upload_whose_worker_is_killed_once_still_becomes_ready(path, settings, engine):
-    tenant, path = path
-    with pausing_worker(settings, TENORA_VALIDATION_LEASE_S="1") as worker:
-        child = child_of(worker)
-        worker.kill()
-        wait_until(lambda: is_over(child), what="the child's end with its worker")
-    with running_worker(settings):
-        assert decided(tenant, path)["status"] == "ready"
-    assert attempts(engine) == 2
-
-
-def attempts(engine: sa.Engine) -> int:
+    assert revision["status"] == status
     with engine.connect() as connection:
-        return connection.exec_driver_sql("SELECT attempts FROM revisions").scalar_one()
+        attempts = connection.exec_driver_sql("SELECT attempts FROM revisions").scalar_one()
+        actions = set(connection.exec_driver_sql("SELECT action FROM audit_events").scalars())
+    assert attempts == (1 if status == "rejected" else 2)
+    if status == "rejected":
+        (problem,) = revision["report"]["problems"]
+        assert problem["code"] == "validation_failed"
+        assert "cut short 1 times" in problem["message"]
+        assert problem["message"].endswith("contact the operator")
+        assert (revision["sha256"], "revision.accepted" in actions) == (None, False)
+        assert redis.hgetall(redis_keys.snapshot("adapters")) == {}

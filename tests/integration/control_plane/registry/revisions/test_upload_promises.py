@@ -84,19 +84,6 @@ def test_an_object_replaced_after_the_verdict_changes_nothing_that_is_served(
     assert redis.hget(redis_keys.snapshot("adapters"), field) == route
 
 
-def test_an_object_replaced_before_validation_is_refused(tenant, settings, store, folder, other_weights):
-    revision = tenant.announce(ADAPTER, declared_files(folder))
-    put_all(revision["uploads"], contents(folder))
-    path = f"{REVISIONS}/{revision['id']}"
-    tenant.http.post(f"{path}/complete").raise_for_status()
-    assert len(other_weights) == (folder / WEIGHTS).stat().st_size
-    key = f"uploads/{revision['id']}/{WEIGHTS}"
-    store.bucket.client.put_object(Bucket=store.bucket.name, Key=key, Body=other_weights)
-    with running_worker(settings):
-        rejected = decided(tenant, path)
-    assert [problem["code"] for problem in rejected["report"]["problems"]] == ["checksum_mismatch"]
-
-
 def test_concurrent_completions_make_one_revision(tenant, settings, engine, folder):
     revision = tenant.announce(ADAPTER, declared_files(folder))
     put_all(revision["uploads"], contents(folder))

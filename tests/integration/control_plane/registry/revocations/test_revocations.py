@@ -212,19 +212,3 @@ def test_a_deleted_adapter_stays_deleted_when_its_tenant_is_restored(api, base, 
         api.admin.patch(f"/api/v1/admin/tenants/{tenant.id}", json={"status": status}).raise_for_status()
     drain(relay)
     assert (set(published(redis)), routed(redis)) == ({revocation["id"]}, set())
-
-
-def test_a_revocation_is_visible_to_its_tenant_and_to_admins(api, base, engine):
-    ours, theirs = api.tenant(), api.tenant()
-    for tenant in (ours, theirs):
-        tenant.adapter("bot", base)
-        add_revision(engine, tenant, "bot")
-    mine, foreign = deleted(ours, "bot"), deleted(theirs, "bot")
-    assert [each["id"] for each in ours.http.get("/api/v1/revocations").json()["data"]] == [mine["id"]]
-    refused = ours.http.get(f"/api/v1/revocations/{foreign['id']}")
-    none = ours.http.get("/api/v1/revocations/rvk_none")
-    assert (refused.status_code, refused.json()["code"]) == (404, "revocation_not_found")
-    assert refused.json()["detail"] == none.json()["detail"]
-    everyones = api.admin.get("/api/v1/admin/revocations").json()["data"]
-    assert [each["id"] for each in everyones] == [foreign["id"], mine["id"]]
-    assert api.admin.get(f"/api/v1/admin/revocations/{mine['id']}").json()["tenant_id"] == ours.id
