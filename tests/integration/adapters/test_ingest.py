@@ -86,26 +86,6 @@ def test_a_file_with_other_content_than_declared_is_refused(store, folder):
     assert codes(verdict) == [("checksum_mismatch", "adapter_model.safetensors")]
 
 
-def test_a_file_of_another_size_than_declared_is_refused(store, folder):
-    files = upload(store, "rev_1", folder)
-    wrong = [
-        DeclaredFile(path=file.path, size_bytes=file.size_bytes + 1, sha256=file.sha256)
-        if file.path == "adapter_config.json"
-        else file
-        for file in files
-    ]
-    assert codes(ingested(store, "rev_1", wrong)) == [("checksum_mismatch", "adapter_config.json")]
-
-
-def test_a_bad_adapter_is_refused_with_its_report_and_nothing_is_stored(store, tmp_path, settings):
-    folder = write_adapter(tmp_path / "bad", tiny_base(), r=128)
-    verdict = ingested(store, "rev_1", upload(store, "rev_1", folder), settings=settings)
-    assert [problem.code for problem in verdict.problems] == ["rank_too_large"]
-    assert verdict.digest is None
-    assert "Contents" not in store.bucket.client.list_objects_v2(Bucket=store.bucket.name, Prefix="adapters/")
-    assert not any((tmp_path / "work").iterdir())
-
-
 def test_an_unreachable_store_gives_no_verdict(s3_settings, folder):
     nowhere = s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
     down = RevisionStore(Bucket(nowhere, StoreSettings(store_attempts_max=1, store_connect_timeout_s=1)))

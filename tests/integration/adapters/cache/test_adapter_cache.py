@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -114,34 +112,6 @@ async def test_a_cancelled_caller_does_not_cancel_the_others(stored, open_cache,
     assert counting.weights_downloaded() == 1
 
 
-async def test_a_slow_download_delays_no_other_download(stored, open_cache, counting):
-    slow, quick, cache = stored(0), stored(1), open_cache(cache_downloads_max=2)
-    counting.held_back = revision_prefix(slow)
-    waiting = asyncio.create_task(cache.fetch(slow))
-    await asyncio.to_thread(counting.asked.wait, 20)
-    assert_whole(await asyncio.wait_for(cache.fetch(quick), 10))
-    assert_whole(await asyncio.wait_for(cache.fetch(quick), 10))
-    assert not waiting.done()
-    counting.gate.set()
-    assert_whole(await waiting)
-
-
-@pytest.mark.parametrize(
-    ("file", "damage"), [(WEIGHTS, "flipped"), ("adapter_config.json", "cut"), (MANIFEST_FILE, "gone")]
-)
-async def test_damage_found_by_the_next_process_is_repaired_by_one_download(stored, open_cache, counting, file, damage):
-    digest, former = stored(), open_cache()
-    path = await former.fetch(digest)
-    content = (path / file).read_bytes()
-    if damage == "gone":
-        (path / file).unlink()
-    else:
-        (path / file).write_bytes(content[:-1] + (b"" if damage == "cut" else bytes([content[-1] ^ 1])))
-
-    assert_whole(await open_cache().fetch(digest))
-    assert counting.weights_downloaded() == 2
-
-
 async def test_a_repair_never_removes_a_folder_that_an_engine_reads(stored, open_cache):
     digest, engine = stored(), open_cache()
     path = await engine.fetch(digest)
@@ -167,17 +137,6 @@ async def test_damaged_objects_in_the_store_are_never_served(stored, open_cache,
     assert_whole(await cache.fetch(digest))
 
 
-async def test_another_adapters_manifest_under_the_digest_is_refused(stored, open_cache, counting):
-    first, second = stored(0), stored(1)
-    counting.bucket.client.copy_object(
-        Bucket=counting.bucket.name,
-        Key=revision_prefix(first) + MANIFEST_FILE,
-        CopySource=f"{counting.bucket.name}/{revision_prefix(second)}{MANIFEST_FILE}",
-    )
-    with pytest.raises(ObjectDamaged):
-        await open_cache().fetch(first)
-
-
 async def test_an_absent_digest_is_missing_and_a_failed_fetch_can_be_retried(stored, open_cache, counting):
     cache = open_cache()
     with pytest.raises(ObjectMissing):
@@ -201,54 +160,3 @@ async def test_a_download_that_takes_too_long_ends_and_frees_its_slot(stored, op
         await waiting
     assert failed.value.code == "store_timeout"
     assert_whole(await cache.fetch(digest))
-
-
-FETCH_IN_A_PROCESS = """
-import asyncio, sys
-from adapters.cache.adapter_cache import AdapterCache
-from adapters.object_store.s3 import Bucket
-from adapters.settings import CacheSettings, StoreSettings
-from adapters.object_store.revision_store import RevisionStore
-from core.settings import S3Settings
-cache = AdapterCache(CacheSettings(), RevisionStore(Bucket(S3Settings(), StoreSettings())))
-print("ready", flush=True)
-sys.stdin.readline()
-asyncio.run(cache.fetch(sys.argv[1]))
-print("fetched", flush=True)
-sys.stdin.readline()
-"""
-
-
-def test_processes_that_fetch_at_the_same_time_share_one_whole_copy(stored, bucket_settings, cache_settings):
-    digest = stored()
-    environment = {
-        "PATH": os.environ["PATH"],
-        "TENORA_S3_ENDPOINT": bucket_settings.s3_endpoint,
-        "TENORA_S3_BUCKET": bucket_settings.s3_bucket,
-        "TENORA_S3_ACCESS_KEY": bucket_settings.s3_access_key,
-        "TENORA_S3_SECRET_KEY": bucket_settings.s3_secret_key.get_secret_value(),
-        "TENORA_CACHE_DIR": str(cache_settings.cache_dir),
-        "TENORA_CACHE_FREE_BYTES_MIN": "0",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", FETCH_IN_A_PROCESS, digest],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for _ in range(3)
-    ]  # fmt: skip
-    try:
-        for process in processes:
-            assert process.stdout.readline() == "ready\n"
-        for process in processes:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        for process in processes:
-            while (line := process.stdout.readline()) != "fetched\n":
-                assert line, "it died"
-        assert_whole(cache_settings.cache_dir / digest)
-        assert adapters_in(cache_settings.cache_dir) == {digest}
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()

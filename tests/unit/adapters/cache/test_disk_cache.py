@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from adapters.cache.disk_cache import ANOTHER_PROCESS, DiskCache
+from adapters.cache.disk_cache import DiskCache
 from adapters.cache.errors import CacheFailed, CacheFull
 from adapters.cache.file_locks import try_lock
 from adapters.manifest import MANIFEST_FILE, WEIGHTS_FILE, sha256_of
@@ -88,32 +88,6 @@ def test_a_path_that_is_not_a_regular_file_is_not_read_and_is_repaired(open_tier
     assert tier.acquire(DIGEST, "")
     assert (tmp_path / DIGEST / name).read_bytes() == FIRST[1][name]
     assert not (tmp_path / DIGEST / name).is_symlink()
-
-
-def test_a_file_in_the_place_of_an_adapter_is_replaced(open_tier, tmp_path):
-    tier = open_tier()
-    (tmp_path / DIGEST).write_text("no folder")
-    assert not tier.acquire(DIGEST, "")
-    receive(tier, *FIRST)
-    assert tier.acquire(DIGEST, "")
-
-
-def test_a_revoked_adapter_is_removed_unless_another_name_or_process_leases_it(open_tier, tmp_path):
-    mine, theirs = open_tier(), open_tier()
-    receive(mine, *FIRST, "ad_1")
-    assert mine.acquire(DIGEST, "ad_2")
-    assert theirs.acquire(DIGEST, "ad_1")
-    mine.leases.release(DIGEST, "ad_1")
-    assert mine.evict(DIGEST) == {"ad_2"}
-    mine.leases.release(DIGEST, "ad_2")
-    assert mine.evict(DIGEST) == {ANOTHER_PROCESS}
-    assert (tmp_path / DIGEST).is_dir()
-    theirs.leases.release(DIGEST, "ad_1")
-    theirs.flush()
-    assert mine.evict(DIGEST) == frozenset()
-    assert mine.evict(DIGEST) == frozenset(), "again, and for an absent adapter"
-    assert not list(tmp_path.rglob(WEIGHTS_FILE))
-    assert not mine.acquire(DIGEST, "ad_1")
 
 
 def test_a_removal_takes_effect_at_once_and_a_failed_one_is_reported(open_tier, tmp_path, monkeypatch):

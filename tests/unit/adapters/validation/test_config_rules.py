@@ -8,10 +8,7 @@ import pytest
 
 from adapters.report import ReportBuilder
 from adapters.validation.config_rules import check_config
-from tests.fixtures.late_import import LateModule
 from tests.fixtures.uploads.peft_adapters import ALL_KINDS, adapter_config, tiny_base
-
-peft = LateModule("peft")
 
 BASE = tiny_base()
 MIRROR = "unsloth/Tiny-Instruct-bnb-4bit"
@@ -32,28 +29,6 @@ def judge(config, *, rank_max=64):
 
 def changed(**changes):
     return judge(adapter_config(BASE, **changes))
-
-
-def test_every_plain_lora_config_written_by_peft_is_accepted():
-    for options in (
-        {},
-        {"task_type": "CAUSAL_LM", "lora_dropout": 0.05, "use_rslora": True},
-        {"init_lora_weights": "gaussian"},
-        {
-            "init_lora_weights": False,
-            "exclude_modules": ["k_proj"],
-            "layers_to_transform": [1],
-            "layers_pattern": "layers",
-        },
-        {"revision": "main", "inference_mode": True},
-    ):
-        config = peft.LoraConfig(base_model_name_or_path=BASE.hub_name, target_modules=["q_proj"], **options).to_dict()
-        config["target_modules"] = list(config["target_modules"])
-        if config["exclude_modules"]:
-            config["exclude_modules"] = list(config["exclude_modules"])
-        found, verdict = judge(config)
-        assert verdict.problems == ()
-        assert found.rank == found.alpha == 8
 
 
 def test_the_class_that_peft_writes_without_a_task_type_is_accepted():
