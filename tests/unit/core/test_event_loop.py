@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -21,18 +20,6 @@ class _Echo(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._transport.write(data)
-
-
-def _without_memory(failures: int) -> Callable[[], asyncio.Protocol]:
-    left = [failures]
-
-    def made() -> asyncio.Protocol:
-        if left[0]:
-            left[0] -= 1
-            raise MemoryError
-        return _Echo()
-
-    return made
 
 
 async def _echoed(address: tuple[str, int], sent: bytes) -> bytes:
@@ -51,21 +38,6 @@ async def _echoed_in_the_end(address: tuple[str, int]) -> bytes:
                 return received
         except OSError:
             continue
-
-
-@pytest.mark.parametrize("failures", [1, 3])
-def test_a_server_accepts_again_after_memory_ran_out_while_it_accepted(failures: int) -> None:
-    async def scenario() -> None:
-        server = await asyncio.get_running_loop().create_server(
-            _without_memory(failures), host="127.0.0.1", port=0, backlog=64
-        )
-        address = server.sockets[0].getsockname()
-        assert await asyncio.wait_for(_echoed_in_the_end(address), _WAIT_S) == b"served"
-        server.close()
-        await server.wait_closed()
-
-    with asyncio.Runner(loop_factory=EventLoop) as runner:
-        runner.run(scenario())
 
 
 def test_listening_again_keeps_the_socket_and_the_running_connections() -> None:

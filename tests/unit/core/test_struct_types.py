@@ -35,8 +35,7 @@ for thread in threads:
 """
 
 
-@pytest.mark.parametrize("_attempt", range(3))
-def test_the_first_use_in_several_threads_is_safe_after_completion(_attempt):
+def test_the_first_use_in_several_threads_is_safe_after_completion():
     subprocess.run([sys.executable, "-c", FIRST_USE_IN_THREADS], check=True, timeout=60)
 
 

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import redis
@@ -14,15 +12,13 @@ from control_plane import __main__ as control_plane
 from core.errors import Unavailable
 from core.unreachable_stores import named_when_unreachable
 from tenora.stack.program import free_port
+from tests.fixtures import fork_server
 
 
 @pytest.mark.parametrize("command", [("billing", "verify"), ("control_plane", "base-models", "list")], ids=" ".join)
 def test_a_command_without_postgres_names_the_setting_and_shows_no_traceback(command):
     dsn = f"postgresql+psycopg://127.0.0.1:{free_port()}/tenora"
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        env=os.environ | {"TENORA_POSTGRES_DSN": dsn}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = fork_server.run(*command, env=os.environ | {"TENORA_POSTGRES_DSN": dsn})
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("Postgres cannot be reached: ")
