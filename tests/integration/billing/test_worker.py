@@ -2,7 +2,6 @@
 
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,23 +20,6 @@ from tests.conftest import create_database, wait_until
 from tests.fixtures import fork_server
 from tests.fixtures.billing_worker import environment, worker
 from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS
-
-DIES_BEFORE_ACKNOWLEDGING = """
-import os, signal, sys
-import redis
-from billing.usage.metering import Meter
-from billing.settings import BillingSettings
-from billing.usage.stream import UsageStream
-from core.db import connect
-from core.settings import PostgresSettings, RedisSettings
-
-class DyingRedis(redis.Redis):
-    def xack(self, *arguments):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-stream = UsageStream(DyingRedis.from_url(RedisSettings().redis_url, protocol=2), "dying")
-Meter(connect(PostgresSettings()), stream, BillingSettings()).process(stream.read(count=100, block_ms=None))
-"""
 
 
 @pytest.fixture
@@ -85,8 +67,9 @@ def test_the_worker_meters_and_stops_cleanly_when_asked(stage, env, tmp_path):
 def test_a_worker_killed_between_commit_and_acknowledgement_bills_nothing_twice(stage, env, tmp_path):
     tenant = stage.tenant()
     stage.publish(*(stage.event(tenant) for _ in range(30)))
-    died = subprocess.run([sys.executable, "-c", DIES_BEFORE_ACKNOWLEDGING], env=env, timeout=60, check=False)
-    assert died.returncode == -signal.SIGKILL
+    with (tmp_path / "log").open("ab") as log:
+        dying = fork_server.start([sys.executable, "-m", "tests.fixtures.killed_meter"], env, log)
+    assert dying.wait(60) == -signal.SIGKILL
     assert (records(stage), stage.pending) == (30, 30)
     with worker(env, tmp_path / "log"):
         wait_until(lambda: stage.pending == 0, timeout_s=60, what="the second worker")

@@ -23,18 +23,6 @@ def alarms(found) -> list[tuple[str, str, int]]:
     return [(each.kind, each.unit, each.unexplained) for each in found.differences if each.unexplained]
 
 
-def test_equal_counts_are_no_difference_and_the_result_is_stored(stage, reconciled):
-    one, other = stage.tenant(), stage.tenant()
-    stage.bill(*(reconciled.event(tenant) for tenant in (one, one, other)))
-    reconciled.report(tenant_id=one, requests=2, prompt_tokens=200, output_tokens=40, kv_page_ms=3_202)
-    reconciled.report(tenant_id=other, requests=1, prompt_tokens=100, output_tokens=20, kv_page_ms=1_601)
-    found = reconciled.run()
-    assert (found.mode, found.hours, found.differing, found.differences) == ("full", 1, 0, ())
-    assert (found.engine_tokens, found.ledger_tokens) == (360, 360)
-    assert (found.engine_kv_page_ms, found.ledger_kv_page_ms) == (4_803, 4_803)
-    assert reconciled.listed() == [found]
-
-
 @pytest.mark.scenario(156)
 def test_tokens_after_the_last_checkpoint_are_explained_by_the_id_of_their_request(stage, reconciled):
     tenant = stage.tenant()
@@ -206,15 +194,6 @@ def test_requests_that_ran_when_their_engine_died_are_explained_by_their_ids(sta
     assert found.differences[0].request_ids == (lost.request_id,)
 
 
-def test_what_an_engine_never_counted_is_an_alarm(stage, reconciled):
-    stage.bill(reconciled.event(stage.tenant()))
-    assert alarms(reconciled.run()) == [
-        ("engine_ledger", "page_millisecond", -1_601),
-        ("engine_ledger", "token", -20),
-        ("engine_ledger", "token", -100),
-    ]
-
-
 def test_aborted_prefills_are_in_the_ledger_alone(stage, reconciled):
     tenant = stage.tenant()
     stage.bill(
@@ -274,9 +253,9 @@ def test_a_report_that_is_repeated_or_late_changes_nothing(stage, reconciled):
     assert stage.value("SELECT max(changed_at) = to_timestamp(1) FROM engine_usage_hours"), "nothing new"
 
 
-@pytest.mark.parametrize("payload", [b"", b"{", b'{"replica_id":"r","boot_id":"b","base_model":"m","hours":[{}]}'])
-def test_a_malformed_report_stops_no_other(stage, reconciled, payload):
-    stage.redis.xadd(redis_keys.ENGINE_USAGE, {"report": payload})
+def test_a_malformed_report_stops_no_other(stage, reconciled):
+    for payload in (b"", b"{", b'{"replica_id":"r","boot_id":"b","base_model":"m","hours":[{}]}'):
+        stage.redis.xadd(redis_keys.ENGINE_USAGE, {"report": payload})
     tenant = stage.tenant()
     reconciled.report(tenant_id=tenant, requests=1)
     assert stage.value("SELECT count(*) FROM engine_usage_hours WHERE tenant_id = :t", t=tenant) == 1

@@ -15,23 +15,6 @@ from tests.integration.tenora.stripe_simulator.conftest import SECRET
 HEADERS = {"Authorization": f"Bearer {TEST_KEY}"}
 
 
-def test_state_and_kept_answers_survive_a_restart(tmp_path):
-    home = tmp_path / "home"
-    with running_simulator(home) as simulator:
-        made = simulator.sdk().v1.customers.create({"name": "Ada"}, {"idempotency_key": "k"})
-        simulator.control("POST", "clock", {"advance_s": 1_000})
-        before = simulator.control("GET", "status")["clock"]
-    with running_simulator(home) as simulator:
-        api = simulator.sdk().v1
-        assert api.customers.retrieve(made.id).name == "Ada"
-        assert api.customers.create({"name": "Ada"}, {"idempotency_key": "k"}).id == made.id
-        assert len(api.customers.list().data) == 1
-        assert simulator.control("GET", "status")["clock"] >= before
-        assert len(api.events.list().data) == 1
-        simulator.control("POST", "clock", {"advance_s": 31 * 86_400})
-        assert api.events.list().data == []
-
-
 def test_a_second_simulator_on_the_same_folder_is_refused(simulator):
     command = (sys.executable, "-m", "tenora.stripe_simulator", "--port", str(free_port()), "--home", simulator.home)
     second = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

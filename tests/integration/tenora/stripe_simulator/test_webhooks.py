@@ -73,10 +73,3 @@ def test_other_types_than_the_listeners_are_not_posted(api, listening, receiver,
 def test_the_simulator_posts_to_loopback_only(simulator, url):
     refused = httpx.post(f"{simulator.url}/_simulator/listener", json={"url": url, "secrets": [SECRET]})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "url_invalid")
-
-
-def test_missed_events_are_listed(api, simulator):
-    """What an application that was away for two days reads on its return (scenario 154)."""
-    customer = change(api)
-    listed = [each for each in api.events.list({"types": IN_ORDER}).data if each.data.object.id == customer]
-    assert [each.type for each in listed] == IN_ORDER[::-1]

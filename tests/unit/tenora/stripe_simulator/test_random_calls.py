@@ -16,6 +16,7 @@ from tenora.stripe_simulator.errors import ApiError
 from tenora.stripe_simulator.operations import OPERATIONS, Operation
 from tenora.stripe_simulator.simulation import Simulation
 from tenora.stripe_simulator.store import SimulatorStore
+from tests.fixtures.examples import examples
 from tests.fixtures.stripe_simulator import problems
 
 CALLS = 80
@@ -131,6 +132,7 @@ def folders(tmp_path_factory):
     return lambda: tmp_path_factory.mktemp("walk")
 
 
+@examples(100, quick=8)
 @given(seed=st.integers(0, 1 << 32))
 def test_no_call_fails_and_the_money_adds_up(folders, seed):
     walk = Walk(folders(), seed)
