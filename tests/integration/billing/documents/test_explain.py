@@ -2,7 +2,7 @@
 
 import tracemalloc
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 
 import msgspec
@@ -84,29 +84,6 @@ def test_an_hour_in_which_periods_meet_is_shared_exactly(stage):
         for each in (first, second)
     ]
     assert settled == [{each for each in at if each < cut}, {each for each in at if each >= cut}]
-
-
-def test_late_lines_are_the_requests_that_came_late(stage):
-    tenant = stage.tenant(DEAR)
-    now = datetime.now(UTC)
-    this_month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    before = this_month - timedelta(days=2)
-    stage.bill(stage.event(tenant, settled_at_ms=clock.to_ms(before)))
-    stage.close()
-    late = [
-        stage.event(tenant, settled_at_ms=clock.to_ms(before - timedelta(days=20 * n)), adapter_id="ad_late")
-        for n in range(4)
-    ]
-    stage.bill(*late)
-    stage.bill(stage.event(tenant, settled_at_ms=stage.ago_ms(seconds=0)))
-    (invoice,) = stage.close()
-    found = explained(stage, invoice.id)
-    lines = {line.id: line for line in stage.invoice(invoice.id).lines}
-    for line_id, requests in found.items():
-        assert {request.late for request in requests} == {lines[line_id].late_for is not None}
-    came_late = {request.request_id for requests in found.values() for request in requests if request.late}
-    assert came_late == {event.request_id for event in late}
-    assert len({line.late_for for line in lines.values() if line.late_for is not None}) >= 2
 
 
 def test_an_estimate_and_its_rest_are_both_shown(stage):
@@ -196,9 +173,8 @@ INCLUDED = (
 )
 
 
-@pytest.mark.parametrize("tiers", [(), (VOLUME, PACKAGE, GRADUATED)], ids=["none", "three"])
-def test_included_units_are_the_first_of_each_adapter_and_the_rest_is_in_tiers_or_priced(stage, tiers):
-    tenant = stage.tenant(card=PriceCard(**PLAIN, tiers=tiers, included=INCLUDED))
+def test_included_units_are_the_first_of_each_adapter_and_the_rest_is_in_tiers_or_priced(stage):
+    tenant = stage.tenant(card=PriceCard(**PLAIN, tiers=(VOLUME, PACKAGE), included=INCLUDED))
     stage.bill(
         *(
             stage.event(
@@ -218,7 +194,7 @@ def test_included_units_are_the_first_of_each_adapter_and_the_rest_is_in_tiers_o
 
 
 @pytest.mark.scenario(111)
-@pytest.mark.parametrize("requests", [2_000, pytest.param(40_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("requests", [1_100, pytest.param(40_000, marks=pytest.mark.soak)])
 def test_a_line_of_thousands_of_requests_is_explained_in_pages(stage, monkeypatch, requests):
     monkeypatch.setattr(seeding, "_RECORDS", seeding._RECORDS.replace("(n % :adapters)", "0"))
     seeding.seed(stage.engine, prefix="tn_many_", tenants=1, records=requests, first=1)

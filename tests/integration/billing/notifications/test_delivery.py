@@ -10,7 +10,6 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from billing.notifications.delivery import DeliveryRunner
 from billing.notifications.delivery_queue import DeliveryQueue
 from billing.notifications.retries import SendResult
-from billing.notifications.settings import DeliverySettings
 from control_plane import database_roles
 from core import redis_acl
 from core.db import unit_of_work
@@ -64,10 +63,13 @@ def test_an_endpoint_that_is_down_for_three_days_is_disabled_and_the_owner_gets_
     alerts.endpoint("tn_2", "other@example.com")
     hook.status = 500
     alerts.notify("tn_1", "spend:50")
-    alerts.live_through(hours=71)
+    alerts.deliver_due()
+    alerts.pass_time(hours=71)
+    alerts.deliver_due()
     assert alerts.state(endpoint)["status"] == "active"
     alerts.notify("tn_1", "spend:80")
-    alerts.live_through(hours=2)
+    alerts.pass_time(hours=2)
+    alerts.deliver_due()
     state = alerts.state(endpoint)
     assert state["status"] == "disabled"
     assert state["disabled_reason"].startswith("it accepted no message for 72 hours")
@@ -90,7 +92,8 @@ def test_an_endpoint_that_refuses_one_message_and_accepts_others_stays_active(al
     alerts.notify("tn_1", "spend:80")
     alerts.deliver_due()
     hook.status = 400
-    alerts.live_through(hours=73)
+    alerts.pass_time(hours=73)
+    alerts.deliver_due()
     assert alerts.state(endpoint)["status"] == "active"
     assert [each["state"] for each in alerts.deliveries(endpoint)] == ["failed", "delivered"]
 
@@ -100,8 +103,9 @@ def test_gone_means_never_again(alerts, hook, mail):
     alerts.endpoint("tn_1", "owner@example.com", event_types=["balance.low"])
     hook.status = 410
     alerts.notify("tn_1", "spend:50")
-    alerts.live_through(hours=80)
-    assert len(hook.received) == 1
+    alerts.deliver_due()
+    alerts.pass_time(hours=80)
+    assert (alerts.deliver_due(), len(hook.received)) == (0, 1)
     assert alerts.state(endpoint)["disabled_reason"] == "it asked not to be called again (410)"
     assert len(mail.messages) == 1
 
@@ -135,36 +139,6 @@ def test_a_rotation_signs_with_both_secrets_until_its_end(alerts, hook):
     Webhook(new).verify(hook.received[1].body, hook.received[1].headers)
     with pytest.raises(WebhookVerificationError):
         Webhook(old).verify(hook.received[1].body, hook.received[1].headers)
-
-
-def test_a_delivery_whose_worker_died_is_attempted_again_when_its_lease_ends(alerts, hook):
-    endpoint, _ = alerts.endpoint("tn_1", hook.url)
-    notification = alerts.notify("tn_1", "spend:50")
-    (lost,) = alerts.queue.claim(8)
-    assert alerts.deliver_due() == 0, "another worker leaves it alone while the lease runs"
-    alerts.pass_time(seconds=alerts.settings.notifications_lease_s + 1)
-    assert alerts.deliver_due() == 1
-    assert hook.ids == [notification]
-    alerts.queue.record(lost, SendResult(error="too late"))
-    row = alerts.deliveries(endpoint)[0]
-    assert (row["state"], row["attempts"], row["last_error"]) == ("delivered", 2, None)
-
-
-def test_two_workers_together_keep_the_limit_of_connections_to_an_endpoint(alerts, hook):
-    alerts.endpoint("tn_1", hook.url)
-    for number in range(12):
-        alerts.notify("tn_1", f"spend:{number}")
-    hook.hold.clear()
-    settings = DeliverySettings(notifications_endpoint_connections_max=3)
-    workers = [
-        DeliveryRunner(DeliveryQueue(alerts.engine, settings), alerts.courier().attempt, settings) for _ in range(2)
-    ]
-    with alerts.delivering(*workers):
-        wait_until(lambda: hook.running == 3, what="three connections")
-        hook.hold.set()
-        wait_until(lambda: len(hook.received) == 12, what="all messages")
-    assert hook.running_max == 3
-    assert len(set(hook.ids)) == 12
 
 
 def test_a_tenant_whose_endpoints_all_hang_leaves_threads_to_other_tenants(alerts, hook):

@@ -17,13 +17,12 @@ from core.errors import NotFound, Unavailable
 from core.ids import new_id
 from data_plane.gateway.quota.consumption import used_by
 from data_plane.gateway.quota.reservation import Settlement
-from tests.conftest import wait_until
 from tests.fixtures import fork_server
 from tests.fixtures.gateway.published import AMPLE
 from tests.fixtures.quota.levels import ask, connected, granted, scripts
 from tests.fixtures.together import together
 from tests.integration.billing.conftest import PRICES
-from tests.integration.billing.test_worker import environment, worker
+from tests.integration.billing.test_worker import environment
 
 LIMITS = KeyLimits(tokens_per_month=10**9)
 COUNTS = ("month_used", "month_spent_nanos", "spent_nanos")
@@ -204,19 +203,6 @@ def test_without_a_snapshot_or_for_an_unknown_tenant_nothing_is_changed(stage, p
     platform.publish()
     with pytest.raises(NotFound):
         rebuild.rebuild(stage.engine, stage.redis, new_id("tn"))
-
-
-def test_the_worker_repairs_a_redis_that_lost_everything(stage, platform, postgres_settings, redis_settings, tmp_path):
-    tenant_id = platform.tenant()
-    platform.publish()
-    env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
-    with worker(env | {"TENORA_BILLING_QUOTA_REPAIR_S": "1"}, tmp_path / "log"):
-        platform.serve(*[tenant_id] * 3)
-        wait_until(lambda: stage.value("SELECT count(*) FROM usage_records") == 3, what="the records")
-        before = platform.counts()
-        stage.redis.flushall()
-        platform.publish()
-        wait_until(lambda: platform.counts() == before, timeout_s=30, what="the counts")
 
 
 def test_an_empty_ledger_leaves_nothing_to_rebuild(stage):

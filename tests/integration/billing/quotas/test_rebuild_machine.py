@@ -245,7 +245,7 @@ def test_rebuilt_quotas_equal_the_charges_and_each_request_is_charged_once(stage
     RebuildMachine.stage, RebuildMachine.url = stage, redis_settings.redis_url
     run_state_machine_as_test(
         RebuildMachine,
-        settings=examples(20, stateful_step_count=20, suppress_health_check=list(HealthCheck)),
+        settings=examples(20, quick=6, stateful_step_count=20, suppress_health_check=list(HealthCheck)),
     )
 
 
@@ -269,7 +269,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["in time", "late"])
+@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.soak), True], ids=["in time", "late"])
 @pytest.mark.parametrize("order", list(ORDERS.values()), ids=list(ORDERS))
 def test_rare_orders_of_events(stage, redis_settings, order, late):
     RebuildMachine.stage, RebuildMachine.url = stage, redis_settings.redis_url
