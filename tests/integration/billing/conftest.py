@@ -22,13 +22,15 @@ from billing.usage.metering import Meter
 from billing.usage.stream import ReclaimedPage, UsageStream
 from billing.usage.sums import hour_of
 from billing.worker import connect_redis
-from core import clock, redis_keys
+from control_plane.database_roles import BILLING
+from core import clock, db, redis_keys
 from core.contracts.engine_usage import EngineUsageHour, EngineUsageReport
 from core.contracts.grants import Prices
 from core.contracts.usage import UsageEvent
 from core.db import unit_of_work
 from core.ids import new_id
 from core.settings import RedisSettings
+from tests.fixtures.least_privilege import as_role
 from tests.fixtures.stripe_simulator import RunningSimulator, running_simulator
 from tests.fixtures.wallet import Wallet
 from tests.integration.billing.payments.conftest import PaymentStage
@@ -128,6 +130,11 @@ class Stage:
             profiles.set_seller(session, Seller(legal_name="Tenora GmbH", country="DE", tax="fixed"))
             rate_table.add_rate(session, country="DE", name="VAT", rate_ppm=rate_ppm, effective_from=None)
 
+    def balance(self, kind: str, tenant_id: str | None = None) -> int:
+        """Of an account of the ledger, in nanodollars."""
+        with unit_of_work(self.engine) as session:
+            return balance_nanos(session, AccountRef(kind, tenant_id))
+
     def reconcile(self):
         with unit_of_work(self.engine) as session:
             return totals.reconcile(session, self.redis)
@@ -166,6 +173,14 @@ def stage(engine, redis_settings: RedisSettings) -> Iterator[Stage]:
 
 
 @pytest.fixture
+def as_billing(postgres_settings) -> Iterator[sa.Engine]:
+    """Postgres with the rights of the billing worker."""
+    engine = db.connect(as_role(postgres_settings, BILLING))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
 def wallet(stage) -> Wallet:
     return Wallet(stage)
 
@@ -190,8 +205,7 @@ class Collected:
         return invoice
 
     def balance(self, kind: str, tenant_id: str | None = None) -> int:
-        with unit_of_work(self.stage.engine) as session:
-            return balance_nanos(session, AccountRef(kind, tenant_id))
+        return self.stage.balance(kind, tenant_id)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import sqlalchemy as sa
 from billing.documents.invoice_lines import invoice_csv
 from billing.documents.printed import printed_invoice
 from billing.invoices import queries
-from billing.invoicing.what_if import simulate
 from billing.prices.card import IncludedUsage, PriceCard, PriceTier, TieredPrice
 from billing.usage.amendments import AmendedQuantities, amend
 from core.contracts.grants import Prices
@@ -93,22 +92,6 @@ def test_an_amended_flex_request_still_pays_the_batch_factor(stage):
     assert view.charged_nanos == 60 * 300
     (hour,) = stage.rows("SELECT service_tier, output_tokens, output_nanos FROM usage_hours")
     assert tuple(hour.values()) == ("flex", 60, 18_000)
-
-
-def test_a_simulation_applies_the_batch_factor_of_the_other_card(stage):
-    tenant = stage.tenant()
-    used = {"input_tokens": 9, "cached_tokens": 3, "output_tokens": 11, "kv_page_ms": 1_999}
-    stage.bill(*(stage.event(tenant, **used, service_tier=tier) for tier in ("default", "flex")))
-    card = msgspec.structs.replace(HALF, kv_page_second_nanos=1_001)
-    start = stage.value("SELECT min(settled_at) FROM usage_records")
-    with unit_of_work(stage.engine) as session:
-        (found,) = simulate(
-            session, plan_id=stage.plan_of(tenant), card=card, start=start, end=stage.now(), after="", limit=10
-        )
-    other = stage.tenant(card=card)
-    stage.bill(*(stage.event(other, **used, service_tier=tier) for tier in ("default", "flex")))
-    costs = {each.tenant_id: each.amount_nanos for each in stage.close()}
-    assert (found.amount_nanos, found.simulated_nanos) == (costs[tenant], costs[other])
 
 
 def test_the_database_knows_only_these_tiers(stage):

@@ -8,11 +8,13 @@ import sqlalchemy as sa
 
 from billing.costs import hours
 from billing.costs.allocation import OwnerWork
-from billing.costs.hours import allocate_due
+from billing.costs.hours import CostAttribution, allocate_due
 from billing.costs.rates import MS_PER_HOUR
-from core import redis_keys
+from billing.worker import connect_redis
+from core import redis_acl, redis_keys
 from core.contracts.costs import WINDOW_MS_MAX
 from core.db import unit_of_work
+from tests.fixtures.least_privilege import as_user
 from tests.fixtures.together import together
 
 
@@ -110,19 +112,10 @@ def test_a_request_across_the_border_of_two_hours_is_in_both_and_nothing_is_coun
     assert costs.rows(costs.hour_ms + MS_PER_HOUR) == {a: 10_000_000}
 
 
-def test_a_pool_without_a_rate_waits_for_one_and_is_not_free(costs):
-    costs.store(costs.window(0, 10, final=True))
-    refused = allocate_due(costs.engine, costs.settings)
-    assert (refused.hours, refused.without_rate) == (0, {"rep_1"})
-    costs.rate()
-    assert allocate_due(costs.engine, costs.settings).hours == 1
-    assert costs.rows() == {"idle": 10_000_000}
-
-
-def test_replicas_without_a_rate_stop_no_other_pool(costs):
+def test_replicas_without_a_rate_stop_no_other_pool(costs, monkeypatch):
     """Also when they have more hours that are due than one look reads."""
     costs.rate()
-    old = [-hours * 3_600 for hours in range(1, 40)]
+    old = [-hours * 3_600 for hours in range(1, 4)]
     costs.store(
         *(
             costs.window(start, start + 10, replica_id=f"rep_old_{n}", boot_id=f"boot_old_{n}", base_model="unrated")
@@ -132,11 +125,11 @@ def test_replicas_without_a_rate_stop_no_other_pool(costs):
     )
     costs.store(costs.window(0, 10, final=True))
     costs.store(costs.window(3_600, 3_610, final=True))
-    settings = costs.settings.model_copy(update={"cost_allocation_hours_max": 1})
+    monkeypatch.setattr(hours, "_limit", lambda _settings: 60)
     with unit_of_work(costs.engine) as session:
-        found = hours.preview(session, settings, hours_max=30)
+        found = hours.preview(session, costs.settings, hours_max=30)
     assert [hour.hour_ms for hour in found.hours] == [costs.hour_ms, costs.hour_ms + MS_PER_HOUR]
-    run = allocate_due(costs.engine, settings)
+    run = allocate_due(costs.engine, costs.settings)
     assert (run.hours, len(run.without_rate)) == (2, 30)
     assert costs.rows() == {"idle": 10_000_000}
 
@@ -206,6 +199,16 @@ def test_two_workers_share_an_hour_out_once(costs):
     stored = together(*[partial(allocate_due, costs.engine, costs.settings)] * 2)
     assert sum(each.hours for each in stored) == 6
     assert costs.rows() == {"idle": 60_000_000}
+
+
+def test_the_job_of_the_worker_stores_windows_and_shares_hours_out_with_the_workers_rights(
+    costs, as_billing, redis_settings
+):
+    costs.rate()
+    costs.publish(costs.window(0, 10, final=True))
+    with connect_redis(as_user(redis_settings, redis_acl.BILLING), costs.stage.settings) as redis:
+        CostAttribution(as_billing, redis, costs.settings).run_once()
+    assert costs.rows() == {"idle": 10_000_000}
 
 
 def used(costs, *, hours_later: int = 0):

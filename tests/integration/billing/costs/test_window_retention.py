@@ -8,18 +8,8 @@ from billing.costs.hours import allocate_due
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.settings import CostSettings
 from billing.costs.window_reader import delete_old
-from control_plane import database_roles
-from core import db
-from tests.fixtures.least_privilege import as_role
 
 DAY_S = 86_400
-
-
-@pytest.fixture
-def as_billing(costs, postgres_settings):
-    engine = db.connect(as_role(postgres_settings, database_roles.BILLING))
-    yield engine
-    engine.dispose()
 
 
 def kept(**changes) -> CostSettings:

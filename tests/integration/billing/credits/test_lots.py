@@ -124,14 +124,13 @@ def test_what_is_unspent_at_the_expiry_is_breakage_until_late_usage_takes_it_bac
     assert wallet.lapse(tenant) == 1
     assert wallet.account("breakage") == -3_000_000_400
     assert wallet.account("credits_paid", tenant) == -6_999_999_600
+    (invoice,) = stage.close()
+    assert (invoice.total_cents, invoice.paid_cents) == (700, 700), "the late usage uses the lot, although it lapsed"
+    wallet.spend(tenant, 1.2, at=ends - timedelta(minutes=2))
+    (invoice,) = stage.close()
+    assert (invoice.total_cents, invoice.paid_cents) == (120, 120), "although its period is closed"
+    assert wallet.account("breakage") == -1_800_000_000
     wallet.check()
-
-
-def test_promotional_credit_that_lapses_was_never_an_expense(stage, wallet):
-    tenant = stage.tenant()
-    wallet.granted(tenant, 10, kind="promotional", expires_at=stage.now() - timedelta(hours=1))
-    wallet.lapse(tenant)
-    assert (wallet.account("promotions"), wallet.account("breakage")) == (0, 0)
 
 
 def test_impossible_grants_are_refused_with_their_field(stage, wallet):

@@ -162,9 +162,10 @@ def test_a_line_is_credited_once_and_not_beyond_its_amount(desk):
 @pytest.mark.scenario(120)
 def test_a_paid_invoice_is_not_voided_and_a_void_one_is_not_credited(desk):
     paid, void = desk.invoice(100), desk.invoice(200)
-    desk.pay(paid, 100)
-    with refused("invoice_not_open"):
-        desk.void(paid)
+    for cents, code in ((1, "invoice_partly_paid"), (99, "invoice_not_open")):
+        desk.pay(paid, cents)
+        with refused(code):
+            desk.void(paid)
     assert desk.void(void).status == "void"
     for act in (desk.void, desk.write_off):
         with refused("invoice_not_open"):
@@ -215,16 +216,6 @@ def test_a_note_to_the_balance_pays_the_next_invoice(desk):
     assert [payment.source for payment in desk.document(second).payments] == ["balance"]
     assert desk.balance() == 1_000
     assert desk.cents("receivable") == 0
-
-
-@pytest.mark.scenario(123)
-def test_the_same_note_twice_is_one(desk):
-    invoice = desk.invoice(100)
-    first = desk.note(invoice, 30, idempotency="once")
-    assert desk.note(invoice, 30, idempotency="once") == first
-    with refused("credit_note_reference_used"):
-        desk.note(invoice, 31, idempotency="once")
-    assert desk.document(invoice).credited_cents == 30
 
 
 @pytest.mark.scenario(123)

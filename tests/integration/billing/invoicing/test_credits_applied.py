@@ -4,12 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from billing import ledger
 from billing.credits.lots import grant
 from billing.invoices.queries import read_document
 from billing.invoicing import closing
 from billing.invoicing.drafts import read_drafts
-from billing.ledger import AccountRef
 from core.contracts.grants import Prices
 from core.db import unit_of_work
 from core.money import NANOS_PER_DOLLAR
@@ -36,11 +34,6 @@ def tenant(stage) -> str:
     return tenant
 
 
-def balance(stage, kind: str, tenant: str) -> int:
-    with unit_of_work(stage.engine) as session:
-        return ledger.balance_nanos(session, AccountRef(kind, tenant)) // 10_000_000
-
-
 @pytest.mark.scenario(88)
 def test_promotional_credit_lowers_the_tax_and_paid_credit_pays_it(stage, tenant):
     stage.bill(stage.event(tenant, input_tokens=3_000, cached_tokens=0, output_tokens=0, kv_page_ms=0))
@@ -53,10 +46,10 @@ def test_promotional_credit_lowers_the_tax_and_paid_credit_pays_it(stage, tenant
         shown = read_document(session, made.id)
     assert [credit.amount_cents for credit in shown.credits] == [1_000]
     assert [(payment.source, payment.amount_cents) for payment in shown.payments] == [("credits", 2_380)]
-    assert balance(stage, "credits_paid", tenant) == -2_620
-    assert balance(stage, "credits_promotional", tenant) == 0
-    assert balance(stage, "usage_unbilled", tenant) == 0
-    assert balance(stage, "receivable", tenant) == 0
+    assert stage.balance("credits_paid", tenant) == -26_200_000_000
+    assert stage.balance("credits_promotional", tenant) == 0
+    assert stage.balance("usage_unbilled", tenant) == 0
+    assert stage.balance("receivable", tenant) == 0
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,9 @@ def cents(nanos: int) -> int:
 
 def test_what_was_paid_ahead_is_on_the_final_invoice_and_in_the_balance_once(stage, tenant, months):
     checks = MoneyChecks(stage.engine)
+    ahead = stage.rows("SELECT kind, amount_nanos FROM invoice_lines")
+    assert [tuple(row.values()) for row in ahead] == [("base_fee", FEE)] * 3, "billed without usage, month after month"
+    assert stage.value("SELECT coalesce(sum(amount_nanos), 0) FROM usage_months") == 0, "fees are no spending"
     ended_at, unused = leave(stage, tenant, months)
     draft = read_drafts(stage.engine, tenant, grace=NO_GRACE)[-1]
     for _ in range(2):

@@ -13,19 +13,6 @@ HOUR = timedelta(hours=1)
 DEAR = Prices(input_nanos=150_000, cached_input_nanos=75_000, output_nanos=600_000, kv_page_second_nanos=1_000_000)
 
 
-def test_an_ended_month_is_invoiced_and_the_running_one_is_not(stage):
-    tenant = stage.tenant(DEAR)
-    this_month = month_start(stage.now(), ago=0)
-    last = stage.event(tenant, settled_at_ms=clock.to_ms(this_month) - 1, output_tokens=7)
-    stage.bill(last, stage.event(tenant, settled_at_ms=clock.to_ms(this_month), output_tokens=9))
-    PeriodSchedule(stage.engine, grace=timedelta(0)).run_once()
-    (invoice,) = stage.rows("SELECT * FROM invoices")
-    assert invoice["period_end"] == this_month
-    assert stage.value("SELECT quantity FROM invoice_lines WHERE kind = 'output_tokens'") == 7
-    PeriodSchedule(stage.engine, grace=timedelta(0)).run_once()
-    assert stage.value("SELECT count(*) FROM invoices") == 1
-
-
 @pytest.mark.scenario(62)
 def test_a_period_stays_open_for_late_usage_until_its_grace_is_over(stage):
     tenant = stage.tenant(DEAR)

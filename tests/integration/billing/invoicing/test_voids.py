@@ -10,7 +10,6 @@ from sqlalchemy.exc import IntegrityError
 
 from billing.credits.lots import void_promotional
 from billing.invoices import balance, verification
-from billing.invoices.payments import record_payment
 from billing.invoices.queries import read_document
 from billing.invoicing import drafts
 from billing.invoicing.credit_notes import issue_credit_note
@@ -168,19 +167,6 @@ def test_what_comes_back_to_an_expired_lot_lapses_at_once(stage, wallet, checks,
     wallet.spend(tenant, 6, at=ends - timedelta(milliseconds=1))
     assert wallet.balance(tenant).pending_nanos == 6 * DOLLAR, "usage of before the expiry takes its part back"
     wallet.check()
-
-
-def test_what_money_paid_is_not_voided_and_nothing_moves(stage, wallet, checks):
-    tenant = stage.tenant()
-    lot = wallet.granted(tenant, 10, kind="promotional")
-    wallet.spend(tenant, 30)
-    (invoice,) = stage.close()
-    with unit_of_work(stage.engine) as session:
-        record_payment(session, invoice_id=invoice.id, amount_cents=1, source="manual", reference="a")
-    with pytest.raises(Conflict, check=lambda error: error.code == "invoice_partly_paid"):
-        void(stage, invoice.id)
-    assert wallet.lot(tenant, lot).balance_nanos == 0
-    checks.check()
 
 
 def test_voids_at_once_with_a_close_give_back_once_and_deadlock_never(stage, wallet, checks):

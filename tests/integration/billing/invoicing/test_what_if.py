@@ -50,6 +50,7 @@ cards = st.builds(
     cached_input_nanos=price,
     output_nanos=price,
     kv_page_second_nanos=price,
+    batch_factor_permille=st.sampled_from([None, 500]),
     tiers=st.sampled_from(
         [
             (),
@@ -64,8 +65,11 @@ cards = st.builds(
     ),
 )
 uses = st.lists(
-    st.tuples(st.integers(0, 50), st.integers(0, 5_000), st.sampled_from([None, "ad_1"])), min_size=1, max_size=8
-)
+    st.tuples(
+        st.integers(0, 50), st.integers(0, 5_000), st.sampled_from([None, "ad_1"]), st.sampled_from(["default", "flex"])
+    ),
+    min_size=1, max_size=8,
+)  # fmt: skip
 
 
 @pytest.mark.scenario(186)
@@ -76,8 +80,10 @@ def test_a_simulation_equals_what_the_same_usage_costs_on_a_plan_with_that_card(
         tenant = stage.tenant(card=card)
         stage.bill(
             *(
-                stage.event(tenant, output_tokens=tokens, kv_page_ms=page_ms, adapter_id=adapter_id)
-                for tokens, page_ms, adapter_id in used
+                stage.event(
+                    tenant, output_tokens=tokens, kv_page_ms=page_ms, adapter_id=adapter_id, service_tier=service_tier
+                )
+                for tokens, page_ms, adapter_id, service_tier in used
             )
         )
         return tenant

@@ -67,17 +67,6 @@ def test_a_declined_payment_grants_nothing_and_is_repeated_a_day_later(stage, wa
     assert bought(stage) == [("failed", 2_500), ("pending", 2_500)]
 
 
-def test_a_tenant_that_asks_for_it_below_the_floor_is_served_without_further_usage(stage, wallet, runner):
-    tenant = stage.tenant()
-    wallet.spend(tenant, 0.6)
-    runner.run_once()
-    top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=5_000)
-    with unit_of_work(stage.engine) as session:
-        spending_settings.change(session, tenant, SpendingPatch(mode="prepaid", auto_top_up=top_up))
-    runner.run_once()
-    assert bought(stage) == [("pending", 2_500)]
-
-
 def test_without_usage_a_low_balance_is_looked_at_once_in_an_interval(stage, low):
     close = partial(close_tenant, stage.engine)
     runner = SpendingRunner(

@@ -11,7 +11,6 @@ from billing.ledger import AccountRef, between
 from billing.limits import ceilings, spending_settings
 from billing.limits.models import SpendCeiling
 from billing.limits.spending_runner import SpendingRunner
-from billing.limits.spending_settings import SpendingPatch
 from billing.limits.views import AutoTopUp
 from billing.payments.top_ups import TopUpStanding, buy_if_due, is_due
 from billing.subscriptions.ending import end_subscription
@@ -27,21 +26,6 @@ def runner(stage) -> SpendingRunner:
     return SpendingRunner(stage.engine, stage.meter.watch(), invoice_now=partial(close_tenant, stage.engine))
 
 
-def change(stage, tenant_id: str, **changes):
-    with unit_of_work(stage.engine) as session:
-        return spending_settings.change(session, tenant_id, SpendingPatch(**changes))
-
-
-def ceiling(stage, tenant_id: str) -> int | None:
-    with unit_of_work(stage.engine) as session:
-        return ceilings.stored_ceilings(session, [tenant_id]).get(tenant_id)
-
-
-def published(stage) -> list[str]:
-    with unit_of_work(stage.engine) as session:
-        return ceilings.take_changed(session)
-
-
 def owe(stage, tenant_id: str, dollars: float) -> None:
     """An invoice, or below 0 a payment, as the ledger has it."""
     nanos = round(dollars * DOLLAR)
@@ -53,12 +37,12 @@ def test_a_prepaid_tenant_may_be_charged_at_most_its_credit(stage, wallet, runne
     tenant = stage.tenant()
     wallet.spend(tenant, 6)
     wallet.granted(tenant, 50, effective_from=stage.now())
-    assert change(stage, tenant, mode="prepaid").headroom_nanos == 50 * DOLLAR
-    assert ceiling(stage, tenant) == 56 * DOLLAR
+    assert wallet.terms(tenant, mode="prepaid").headroom_nanos == 50 * DOLLAR
+    assert wallet.ceiling(tenant) == 56 * DOLLAR
     wallet.spend(tenant, 3)
     runner.run_once()
-    assert ceiling(stage, tenant) == 56 * DOLLAR
-    assert published(stage) == []
+    assert wallet.ceiling(tenant) == 56 * DOLLAR
+    assert wallet.published() == []
     with unit_of_work(stage.engine) as session:
         assert spending_settings.read(session, tenant).headroom_nanos == 47 * DOLLAR
 
@@ -67,13 +51,13 @@ def test_a_prepaid_tenant_with_tax_owes_nothing_when_its_ceiling_is_reached(stag
     stage.tax()
     tenant = stage.tenant()
     wallet.granted(tenant, 50)
-    shown = change(stage, tenant, mode="prepaid", balance_floors_nanos=(0,))
+    shown = wallet.terms(tenant, mode="prepaid", balance_floors_nanos=(0,))
     assert (shown.balance_nanos, shown.headroom_nanos) == (50 * DOLLAR, 42_020_000_000)
-    assert ceiling(stage, tenant) == 42_020_000_000
+    assert wallet.ceiling(tenant) == 42_020_000_000
     wallet.spend(tenant, 3.0000006)
     wallet.spend(tenant, 39.0199986)  # within 800 nanodollars, all that is left
     runner.run_once()
-    assert ceiling(stage, tenant) == 42_020_000_000
+    assert wallet.ceiling(tenant) == 42_020_000_000
     wallet.spend(tenant, 0.0000006)
     (invoice,) = stage.close()
     assert (invoice.net_cents, invoice.total_cents, invoice.amount_due_cents) == (4_202, 5_000, 0)
@@ -84,30 +68,20 @@ def test_a_prepaid_tenant_with_tax_owes_nothing_when_its_ceiling_is_reached(stag
         assert spending_settings.read(session, tenant).headroom_nanos == 0
 
 
-def test_without_terms_or_credit_there_is_no_ceiling_and_without_credit_a_prepaid_tenant_stops(stage, wallet):
-    tenant = stage.tenant()
-    wallet.spend(tenant, 3)
-    assert ceiling(stage, tenant) is None
-    change(stage, tenant, mode="prepaid")
-    assert ceiling(stage, tenant) == 3 * DOLLAR
-    change(stage, tenant, mode="postpaid")
-    assert ceiling(stage, tenant) is None
-
-
 @pytest.mark.scenario(75)
 def test_the_runner_lowers_the_ceiling_when_a_lot_ends_and_posts_what_it_lost(stage, wallet, runner):
     tenant = stage.tenant()
     wallet.granted(tenant, 5)
     ends = stage.now() + timedelta(seconds=4)
     wallet.granted(tenant, 10, expires_at=ends)
-    change(stage, tenant, mode="prepaid")
+    wallet.terms(tenant, mode="prepaid")
     runner.run_once()
-    assert ceiling(stage, tenant) == 15 * DOLLAR
+    assert wallet.ceiling(tenant) == 15 * DOLLAR
     stage.value("SELECT pg_sleep_until(:ends)::text", ends=ends)
     runner.run_once()
-    assert ceiling(stage, tenant) == 5 * DOLLAR
-    assert published(stage) == [tenant]
-    assert published(stage) == []
+    assert wallet.ceiling(tenant) == 5 * DOLLAR
+    assert wallet.published() == [tenant]
+    assert wallet.published() == []
     assert wallet.account("breakage") == -10 * DOLLAR
     wallet.check()
 
@@ -117,67 +91,59 @@ def test_credit_for_one_model_raises_the_ceiling_when_its_usage_is_recorded(stag
     tenant = stage.tenant()
     wallet.granted(tenant, 5)
     wallet.granted(tenant, 10, models=["large"], priority=0)
-    change(stage, tenant, mode="prepaid")
-    assert ceiling(stage, tenant) == 5 * DOLLAR
+    wallet.terms(tenant, mode="prepaid")
+    assert wallet.ceiling(tenant) == 5 * DOLLAR
     wallet.spend(tenant, 3, base_model="large")
     runner.run_once()
-    assert ceiling(stage, tenant) == 8 * DOLLAR
+    assert wallet.ceiling(tenant) == 8 * DOLLAR
     wallet.spend(tenant, 3, base_model="small")
     runner.run_once()
-    assert ceiling(stage, tenant) == 8 * DOLLAR
+    assert wallet.ceiling(tenant) == 8 * DOLLAR
 
 
 @pytest.mark.scenario(99)
 def test_unbilled_usage_and_unpaid_invoices_count_towards_the_credit_limit_until_they_are_paid(stage, wallet, runner):
     tenant = stage.tenant()
     wallet.spend(tenant, 60)
-    change(stage, tenant, credit_limit_nanos=200 * DOLLAR)
-    assert ceiling(stage, tenant) == 200 * DOLLAR
+    wallet.terms(tenant, credit_limit_nanos=200 * DOLLAR)
+    assert wallet.ceiling(tenant) == 200 * DOLLAR
     owe(stage, tenant, 140)
     runner.run_once()
-    assert ceiling(stage, tenant) == 60 * DOLLAR
+    assert wallet.ceiling(tenant) == 60 * DOLLAR
     with unit_of_work(stage.engine) as session:
         shown = spending_settings.read(session, tenant)
     assert (shown.headroom_nanos, shown.unbilled_nanos, shown.receivable_nanos) == (0, 60 * DOLLAR, 140 * DOLLAR)
     owe(stage, tenant, -50)
     runner.run_once()
-    assert ceiling(stage, tenant) == 110 * DOLLAR
-    assert published(stage) == [tenant]
+    assert wallet.ceiling(tenant) == 110 * DOLLAR
+    assert wallet.published() == [tenant]
 
 
 def test_a_raised_credit_limit_sends_no_threshold_that_was_passed_before(stage, wallet, runner):
     tenant = stage.tenant()
-    change(stage, tenant, credit_limit_nanos=12 * DOLLAR)
+    wallet.terms(tenant, credit_limit_nanos=12 * DOLLAR)
     wallet.spend(tenant, 9.6)
     runner.run_once()
-    change(stage, tenant, credit_limit_nanos=18 * DOLLAR)
+    wallet.terms(tenant, credit_limit_nanos=18 * DOLLAR)
     wallet.spend(tenant, 4.8)
     runner.run_once()
-    assert alerted(stage, tenant, "credit_limit.threshold_reached", "percent") == [50, 80, 80]
-    change(stage, tenant, credit_limit_nanos=15 * DOLLAR)
-    assert alerted(stage, tenant, "credit_limit.threshold_reached", "percent") == [50, 80, 80, 50, 80]
-
-
-def alerted(stage, tenant_id: str, event_type: str, field: str) -> list:
-    rows = stage.rows(
-        "SELECT data FROM notifications WHERE tenant_id = :t AND event_type = :e ORDER BY created_at",
-        t=tenant_id, e=event_type,
-    )  # fmt: skip
-    return [row["data"][field] for row in rows]
+    assert wallet.alerted(tenant, "credit_limit.threshold_reached", "percent") == [50, 80, 80]
+    wallet.terms(tenant, credit_limit_nanos=15 * DOLLAR)
+    assert wallet.alerted(tenant, "credit_limit.threshold_reached", "percent") == [50, 80, 80, 50, 80]
 
 
 def test_credit_pays_before_the_credit_limit_is_used(stage, wallet, runner):
     tenant = stage.tenant()
     wallet.granted(tenant, 6)
-    change(stage, tenant, credit_limit_nanos=3 * DOLLAR)
+    wallet.terms(tenant, credit_limit_nanos=3 * DOLLAR)
     wallet.spend(tenant, 6)
     runner.run_once()
-    assert ceiling(stage, tenant) == 9 * DOLLAR
+    assert wallet.ceiling(tenant) == 9 * DOLLAR
 
 
 def test_a_ceiling_that_was_computed_before_a_grant_does_not_replace_the_grants(stage, wallet):
     tenant = stage.tenant()
-    change(stage, tenant, mode="prepaid")
+    wallet.terms(tenant, mode="prepaid")
     with unit_of_work(stage.engine) as session:
         before = session.get(SpendCeiling, tenant)
         computed = ceilings.compute(session, tenant)
@@ -186,14 +152,14 @@ def test_a_ceiling_that_was_computed_before_a_grant_does_not_replace_the_grants(
         spending_settings.credit_changed(session, tenant)
     with unit_of_work(stage.engine) as session:
         assert ceilings.store(session, before, computed) is False
-    assert ceiling(stage, tenant) == 5 * DOLLAR
+    assert wallet.ceiling(tenant) == 5 * DOLLAR
 
 
 @pytest.mark.scenario(94)
 def test_a_falling_balance_alerts_once_at_each_floor_in_order(stage, wallet, runner):
     tenant = stage.tenant()
     wallet.granted(tenant, 12)
-    change(stage, tenant, mode="prepaid", balance_floors_nanos=(3 * DOLLAR, 0, 6 * DOLLAR))
+    wallet.terms(tenant, mode="prepaid", balance_floors_nanos=(3 * DOLLAR, 0, 6 * DOLLAR))
     runner.run_once()
     wallet.spend(tenant, 10.8)
     runner.run_once()
@@ -208,7 +174,7 @@ def test_a_falling_balance_alerts_once_at_each_floor_in_order(stage, wallet, run
 @pytest.mark.scenario(100)
 def test_unbilled_usage_at_the_threshold_is_invoiced_at_once_and_the_rest_later(stage, wallet, runner):
     tenant = stage.tenant()
-    change(stage, tenant, invoice_threshold_nanos=100 * DOLLAR)
+    wallet.terms(tenant, invoice_threshold_nanos=100 * DOLLAR)
     wallet.spend(tenant, 99)
     runner.run_once()
     assert stage.rows("SELECT total_cents FROM invoices") == []
@@ -231,7 +197,7 @@ def test_two_workers_that_see_a_low_balance_at_once_start_one_payment(stage, wal
     tenant = stage.tenant()
     wallet.granted(tenant, 12)
     top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=5_000)
-    change(stage, tenant, mode="prepaid", auto_top_up=top_up)
+    wallet.terms(tenant, mode="prepaid", auto_top_up=top_up)
     wallet.spend(tenant, 9)
 
     def worker() -> SpendingRunner:
@@ -268,22 +234,22 @@ def test_the_cap_that_stops_top_ups_is_announced_once(stage, wallet):
     tenant = stage.tenant()
     wallet.granted(tenant, 12)
     top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=2_500)
-    change(stage, tenant, mode="prepaid", auto_top_up=top_up)
+    wallet.terms(tenant, mode="prepaid", auto_top_up=top_up)
     wallet.spend(tenant, 9)
     look = SpendingRunner(
         stage.engine, ActiveTenants(), invoice_now=partial(close_tenant, stage.engine),
         buy_credit=partial(buy_if_due, stage.engine), top_ups_every=timedelta(0),
     )  # fmt: skip
     look.run_once()
-    assert (bought(stage), alerted(stage, tenant, "top_up.cap_reached", "cap_cents")) == ([2_500], [])
+    assert (bought(stage), wallet.alerted(tenant, "top_up.cap_reached", "cap_cents")) == ([2_500], [])
     stage.change("UPDATE charges SET state = 'paid'")
     for _ in range(2):
         look.run_once()
-    assert (bought(stage), alerted(stage, tenant, "top_up.cap_reached", "cap_cents")) == ([2_500], [2_500])
+    assert (bought(stage), wallet.alerted(tenant, "top_up.cap_reached", "cap_cents")) == ([2_500], [2_500])
     raised = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=4_999)
-    change(stage, tenant, auto_top_up=raised)
+    wallet.terms(tenant, auto_top_up=raised)
     look.run_once()
-    assert alerted(stage, tenant, "top_up.cap_reached", "cap_cents") == [2_500, 4_999]
+    assert wallet.alerted(tenant, "top_up.cap_reached", "cap_cents") == [2_500, 4_999]
 
 
 @pytest.mark.scenario(58)

@@ -5,9 +5,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from billing import ledger
 from billing.invoicing.drafts import read_drafts
-from billing.ledger import AccountRef
 from billing.limits import spend_limits, spending
 from billing.prices import price_book
 from billing.prices.card import PriceCard, PriceTier, TieredPrice
@@ -50,11 +48,6 @@ def runner(stage) -> AdjustmentRunner:
     return AdjustmentRunner(stage.engine, stage.redis, ActiveTenants(), price_age_max=timedelta(days=1))
 
 
-def unbilled(stage, tenant: str) -> int:
-    with unit_of_work(stage.engine) as session:
-        return ledger.balance_nanos(session, AccountRef("usage_unbilled", tenant))
-
-
 @pytest.mark.scenario(27)
 def test_an_event_in_the_grace_across_a_tier_border_gives_the_draft_of_a_fresh_calculation(stage):
     minute_ago = clock.to_ms(stage.now() - timedelta(minutes=1))
@@ -80,9 +73,9 @@ def test_an_event_in_the_grace_across_a_tier_border_gives_the_draft_of_a_fresh_c
 def test_usage_is_recorded_at_the_highest_price_and_adjusted_to_its_tier(stage):
     tenant = tiered_tenant(stage, "graduated")
     use(stage, tenant, 7 * MILLION, 5 * MILLION)
-    assert unbilled(stage, tenant) == 12 * MILLION * 600
+    assert stage.balance("usage_unbilled", tenant) == 12 * MILLION * 600
     assert runner(stage).adjust_tenant(tenant)
-    assert unbilled(stage, tenant) == 5_900_000_000
+    assert stage.balance("usage_unbilled", tenant) == 5_900_000_000
     assert not runner(stage).adjust_tenant(tenant)
     assert stage.value("SELECT sum(amount_nanos) FROM entries") == 0
     assert stage.value("SELECT sum(amount_nanos) FROM usage_months") == 5_900_000_000
@@ -93,10 +86,10 @@ def test_a_volume_that_reaches_a_cheaper_tier_lowers_what_is_unbilled(stage):
     tenant = tiered_tenant(stage, "volume")
     use(stage, tenant, 9 * MILLION)
     runner(stage).adjust_tenant(tenant)
-    assert unbilled(stage, tenant) == 4_500_000_000
+    assert stage.balance("usage_unbilled", tenant) == 4_500_000_000
     use(stage, tenant, 2 * MILLION)
     runner(stage).adjust_tenant(tenant)
-    assert unbilled(stage, tenant) == 4_400_000_000
+    assert stage.balance("usage_unbilled", tenant) == 4_400_000_000
     assert stage.value("SELECT count(*) FROM usage_adjustments") == 2
 
 
@@ -112,7 +105,7 @@ def test_two_workers_across_a_tier_border_end_at_the_same_amount(stage):
 
     together(work, work)
     runner(stage).adjust_tenant(tenant)
-    assert unbilled(stage, tenant) == 5_900_000_000
+    assert stage.balance("usage_unbilled", tenant) == 5_900_000_000
 
 
 def test_an_invoice_has_the_lines_of_the_tiers_whether_or_not_they_were_adjusted(stage):
@@ -124,7 +117,7 @@ def test_an_invoice_has_the_lines_of_the_tiers_whether_or_not_they_were_adjusted
     assert invoice.amount_nanos == MILLION * 600 + MILLION * 500
     outputs = [line for line in stage.invoice(invoice.id).lines if line.kind == "output_tokens"]
     assert [(line.tier, line.base_model, line.quantity) for line in outputs] == [(1, None, MILLION), (2, None, MILLION)]
-    assert unbilled(stage, tenant) == 0
+    assert stage.balance("usage_unbilled", tenant) == 0
     assert stage.reconcile().ledger_drift_nanos == 0
     use(stage, tenant, MILLION)
     (second,) = stage.close()
@@ -233,7 +226,7 @@ def test_the_quota_follows_after_redis_has_failed(stage, watched, adjusting):
     stage.redis.rename(quota, "aside")
     stage.redis.set(quota, "no quota")
     adjusting.run_once()
-    assert unbilled(stage, tenant) == 5_900_000_000
+    assert stage.balance("usage_unbilled", tenant) == 5_900_000_000
     stage.redis.rename("aside", quota)
     adjusting.run_once()
     assert spent(stage, tenant) == 5_900_000_000
