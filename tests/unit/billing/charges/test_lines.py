@@ -96,13 +96,6 @@ def test_lines_lose_no_token_and_no_nanodollar(groups):
             assert 0 <= exact_thousandths - line.amount_nanos * 1000 <= 999 * line.request_count
 
 
-def test_unused_quantities_make_no_line():
-    at = Prices(input_nanos=1, cached_input_nanos=1, output_nanos=1, kv_page_second_nanos=1)
-    (line,) = lines_of([total_of([event(0, 7, 0, 0)], at)])
-    assert (line.kind, line.unit, line.quantity) == ("uncached_input_tokens", "token", 7)
-    assert (line.adapter_id, line.adapter_name) == ("ad_1", "support-bot")
-
-
 @given(st.integers(0, 2**62), st.integers(0, 2**62))
 def test_what_is_earned_sums_to_zero(amount_nanos, other_nanos):
     legs = ledger.earned({"tn": amount_nanos, "tn_2": other_nanos})
