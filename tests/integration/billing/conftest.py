@@ -157,6 +157,12 @@ class Stage:
         with self.engine.begin() as connection:
             connection.execute(sa.text(sql), parameters)
 
+    def force(self, sql: str, **parameters) -> None:
+        """Change rows as the owner of the tables can, past every trigger and reference."""
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+            connection.execute(sa.text(sql), parameters)
+
     @property
     def pending(self) -> int:
         return self.redis.xpending(redis_keys.USAGE_STREAM, redis_keys.USAGE_GROUP)["pending"]

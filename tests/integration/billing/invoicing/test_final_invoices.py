@@ -36,9 +36,7 @@ def tenant(stage, months) -> str:
     stage.tax(200_000)
     card = PriceCard.of_all_models(PRICES)
     tenant = stage.tenant(card=msgspec.structs.replace(card, base_fee_nanos=FEE, base_fee_when="advance"))
-    stage.change("ALTER TABLE plan_assignments DISABLE TRIGGER USER")
-    stage.change("UPDATE plan_assignments SET created_at = :at WHERE tenant_id = :t", at=months[0], t=tenant)
-    stage.change("ALTER TABLE plan_assignments ENABLE TRIGGER USER")
+    stage.force("UPDATE plan_assignments SET created_at = :at WHERE tenant_id = :t", at=months[0], t=tenant)
     PeriodSchedule(stage.engine, grace=NO_GRACE).run_once()
     return tenant
 

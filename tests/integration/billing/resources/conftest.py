@@ -4,7 +4,6 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
-import sqlalchemy as sa
 
 from billing.prices.card import PriceCard
 from billing.quotas.adjustment_runner import AdjustmentRunner
@@ -36,18 +35,12 @@ class ResourceStage:
         """A tenant that has had its prices for days, or ``since``, and has the row that its adapters need."""
         tenant_id = self.stage.tenant(card=card)
         since = since or self.hour - timedelta(days=9)
-        self.change("UPDATE plan_assignments SET created_at = :at WHERE tenant_id = :t", t=tenant_id, at=since)
+        self.stage.force("UPDATE plan_assignments SET created_at = :at WHERE tenant_id = :t", t=tenant_id, at=since)
         return tenant_id
-
-    def change(self, sql: str, **parameters) -> None:
-        """Change rows whose tables refuse it, and ignore what they refer to."""
-        with self.engine.begin() as connection:
-            connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
-            connection.execute(sa.text(sql), parameters)
 
     def adapter(self, tenant_id: str, name: str = "support", *, deleted_at: datetime | None = None) -> str:
         adapter_id = new_id("ad")
-        self.change(
+        self.stage.force(
             "INSERT INTO adapters (id, tenant_id, base_model, name, pinned, created_at, deleted_at)"
             " VALUES (:id, :t, 'base', :name, false, now(), :deleted)",
             id=adapter_id, t=tenant_id, name=name, deleted=deleted_at,
@@ -56,7 +49,7 @@ class ResourceStage:
 
     def revision(self, tenant_id: str, adapter_id: str, stored_bytes: int | None, *, ready_at: datetime, digest=None):
         revision_id, digest = new_id("rev"), digest or new_id("d")
-        self.change(
+        self.stage.force(
             "INSERT INTO revisions (id, tenant_id, adapter_id, status, size_bytes, digest, checked_digest, rank,"
             " rank_class, stored_bytes, decided_at, attempts, canary_attempts, created_at)"
             " VALUES (:id, :t, :ad, 'ready', 1, :digest, :digest, 8, 16, :bytes, :at, 1, 0, now())",
@@ -88,12 +81,12 @@ class ResourceStage:
         for row in self.stage.rows("SELECT id FROM transfers WHERE kind = 'usage'"):
             if row["id"] not in known:
                 moved = first_id_of_ms("tr", at_ms)[:-12] + row["id"][-12:]
-                self.change(
+                self.stage.force(
                     "UPDATE transfers SET id = :new, created_at = :at WHERE id = :old", new=moved, at=at, old=row["id"]
                 )
                 for table in ("entries", "usage_records"):
                     sql = f"UPDATE {table} SET transfer_id = :new WHERE transfer_id = :old"
-                    self.change(sql, new=moved, old=row["id"])
+                    self.stage.force(sql, new=moved, old=row["id"])
 
     def begin(self) -> None:
         """Have the meters begin with ``hour``, unless they have begun."""

@@ -172,7 +172,7 @@ def test_an_hour_costs_what_was_in_force_at_its_start(resources):
             session, plan_id=dear, card=msgspec.structs.replace(PRICED, adapter_storage_gb_hour_nanos=300_000)
         )
         assignments.assign_plan(session, tenant_id=tenant, plan_id=dear)
-    resources.change(
+    resources.stage.force(
         "UPDATE plan_assignments SET effective_from = :at WHERE tenant_id = :t AND plan_id = :p",
         at=resources.hour + 1.5 * HOUR, t=tenant, p=dear,
     )  # fmt: skip

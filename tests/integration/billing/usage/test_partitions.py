@@ -2,8 +2,6 @@
 
 from datetime import timedelta
 
-import sqlalchemy as sa
-
 from billing.usage.partitions import add_partitions
 from core import clock
 from core.ids import first_id_of_ms
@@ -30,9 +28,7 @@ def test_a_month_whose_records_are_in_the_default_partition_stops_no_other_month
     for name in (broken, last):
         stage.change(f"DROP TABLE partitions.{name}")
     month = stage.value("SELECT date_trunc('month', now(), 'UTC') + interval '2 months'") + timedelta(days=1)
-    with stage.engine.begin() as connection:
-        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
-        connection.execute(sa.text(COPY), {"id": first_id_of_ms("req", clock.to_ms(month))})
+    stage.force(COPY, id=first_id_of_ms("req", clock.to_ms(month)))
     add_partitions(stage.engine)
     assert broken not in partitions(stage)
     assert last in partitions(stage)
