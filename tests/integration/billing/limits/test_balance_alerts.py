@@ -1,12 +1,9 @@
 """Alerts on what is left of credit and of the credit limit, whichever process notices it first."""
 
-from functools import partial
-
 import pytest
 
 from billing.credits import lots
 from billing.invoices.payments import record_payment
-from billing.invoicing.closing import close_tenant
 from billing.limits import spending_settings
 from billing.limits.spending_runner import SpendingRunner
 from core.db import unit_of_work
@@ -15,8 +12,8 @@ DOLLAR = 1_000_000_000
 
 
 @pytest.fixture
-def runner(stage) -> SpendingRunner:
-    return SpendingRunner(stage.engine, stage.meter.watch(), invoice_now=partial(close_tenant, stage.engine))
+def runner(stage, wallet) -> SpendingRunner:
+    return wallet.runner(stage.meter.watch())
 
 
 def test_a_balance_that_a_refund_lowers_alerts_at_once(stage, wallet, runner):

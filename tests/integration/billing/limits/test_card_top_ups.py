@@ -5,13 +5,11 @@ from functools import partial
 
 import pytest
 
-from billing.invoicing.closing import close_tenant
 from billing.limits import spending_settings
 from billing.limits.spending_runner import SpendingRunner
 from billing.limits.spending_settings import SpendingPatch
 from billing.limits.views import AutoTopUp
 from billing.payments.top_ups import buy_if_due
-from billing.usage.metering import ActiveTenants
 from core.db import unit_of_work
 
 DOLLAR = 1_000_000_000
@@ -29,16 +27,9 @@ def low(stage, wallet) -> str:
 
 
 @pytest.fixture
-def runner(stage) -> SpendingRunner:
+def runner(stage, wallet) -> SpendingRunner:
     """One worker, whose interval between looks has always passed."""
-    close, none_active = partial(close_tenant, stage.engine), ActiveTenants()
-    return SpendingRunner(
-        stage.engine,
-        none_active,
-        invoice_now=close,
-        buy_credit=partial(buy_if_due, stage.engine),
-        top_ups_every=timedelta(),
-    )
+    return wallet.runner(buy_credit=partial(buy_if_due, stage.engine), top_ups_every=timedelta())
 
 
 def bought(stage) -> list[tuple[str, int]]:
@@ -67,11 +58,8 @@ def test_a_declined_payment_grants_nothing_and_is_repeated_a_day_later(stage, wa
     assert bought(stage) == [("failed", 2_500), ("pending", 2_500)]
 
 
-def test_without_usage_a_low_balance_is_looked_at_once_in_an_interval(stage, low):
-    close = partial(close_tenant, stage.engine)
-    runner = SpendingRunner(
-        stage.engine, ActiveTenants(), invoice_now=close, buy_credit=partial(buy_if_due, stage.engine)
-    )
+def test_without_usage_a_low_balance_is_looked_at_once_in_an_interval(stage, wallet, low):
+    runner = wallet.runner(buy_credit=partial(buy_if_due, stage.engine))
     runner.run_once()
     stage.change("UPDATE charges SET state = 'paid'")
     runner.run_once()

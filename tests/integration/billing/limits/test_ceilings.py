@@ -14,7 +14,6 @@ from billing.limits.spending_runner import SpendingRunner
 from billing.limits.views import AutoTopUp
 from billing.payments.top_ups import TopUpStanding, buy_if_due, is_due
 from billing.subscriptions.ending import end_subscription
-from billing.usage.metering import ActiveTenants
 from core.db import unit_of_work
 from tests.fixtures.together import together
 
@@ -22,8 +21,8 @@ DOLLAR = 1_000_000_000
 
 
 @pytest.fixture
-def runner(stage) -> SpendingRunner:
-    return SpendingRunner(stage.engine, stage.meter.watch(), invoice_now=partial(close_tenant, stage.engine))
+def runner(stage, wallet) -> SpendingRunner:
+    return wallet.runner(stage.meter.watch())
 
 
 def owe(stage, tenant_id: str, dollars: float) -> None:
@@ -200,15 +199,7 @@ def test_two_workers_that_see_a_low_balance_at_once_start_one_payment(stage, wal
     wallet.terms(tenant, mode="prepaid", auto_top_up=top_up)
     wallet.spend(tenant, 9)
 
-    def worker() -> SpendingRunner:
-        return SpendingRunner(
-            stage.engine,
-            ActiveTenants(),
-            invoice_now=partial(close_tenant, stage.engine),
-            buy_credit=partial(buy_if_due, stage.engine),
-        )
-
-    together(worker().run_once, worker().run_once)
+    together(*(wallet.runner(buy_credit=partial(buy_if_due, stage.engine)).run_once for _ in range(2)))
     assert bought(stage) == [2_500]
 
 
@@ -236,10 +227,7 @@ def test_the_cap_that_stops_top_ups_is_announced_once(stage, wallet):
     top_up = AutoTopUp(amount_cents=2_500, floor_nanos=5 * DOLLAR, month_cents_max=2_500)
     wallet.terms(tenant, mode="prepaid", auto_top_up=top_up)
     wallet.spend(tenant, 9)
-    look = SpendingRunner(
-        stage.engine, ActiveTenants(), invoice_now=partial(close_tenant, stage.engine),
-        buy_credit=partial(buy_if_due, stage.engine), top_ups_every=timedelta(0),
-    )  # fmt: skip
+    look = wallet.runner(buy_credit=partial(buy_if_due, stage.engine), top_ups_every=timedelta(0))
     look.run_once()
     assert (bought(stage), wallet.alerted(tenant, "top_up.cap_reached", "cap_cents")) == ([2_500], [])
     stage.change("UPDATE charges SET state = 'paid'")
@@ -263,7 +251,7 @@ def test_a_tenant_that_leaves_keeps_its_paid_credit_and_loses_its_gifts_after_th
     runner.run_once()
     assert wallet.lot(tenant, gift).balance_nanos == 9 * DOLLAR
     close_tenant(stage.engine, tenant, ended_at, least_cents=0)
-    SpendingRunner(stage.engine, ActiveTenants(), invoice_now=partial(close_tenant, stage.engine)).run_once()
+    wallet.runner().run_once()
     assert wallet.lot(tenant, gift).voided_nanos == 9 * DOLLAR
     assert wallet.lot(tenant, paid).balance_nanos == 7_300_000_000
     assert wallet.account("promotions") == 3 * DOLLAR
