@@ -11,7 +11,7 @@ import stripe
 from tenora.stack.program import free_port
 from tests.conftest import running, wait_until
 from tests.fixtures.stripe_simulator import RunningSimulator, simulator_program
-from tests.integration.tenora.stripe_simulator.conftest import SECRET
+from tests.integration.tenora.stripe_simulator.conftest import SECRET, types_at
 
 KILLS = 3
 
@@ -79,11 +79,11 @@ def test_webhooks_that_wait_survive_a_restart(tmp_path, receiver):
         api.customers.create({"name": "Ada"})
         process.kill()
         process.wait()
-    assert receiver.posts == []
+    assert receiver.received == []
     with running(simulator_program(simulator.home, port)):
         simulator.control("POST", "delivery", {})
-        wait_until(lambda: receiver.posts)
-    assert receiver.types() == ["customer.created"]
+        wait_until(lambda: receiver.received)
+    assert types_at(receiver) == ["customer.created"]
 
 
 def test_a_key_that_twenty_callers_use_at_once_charges_once(simulator):
