@@ -2,51 +2,38 @@
 
 from datetime import timedelta
 
-import pytest
-
 from tests.integration.billing.resources.conftest import HOUR
 
-MINUTE = timedelta(minutes=1)
+# Requests of a tenant each: adapter, tier, minutes after the hour, replica and revision. Then its loads by hour.
+SERVED = [
+    (
+        [
+            ("ad_1", "store", 0, "r1", "rev_1"), ("ad_1", "slot", 1, "r1", "rev_1"),
+            ("ad_1", "store", 1, "r2", "rev_1"), ("ad_1", "slot", 2, "r2", "rev_1"),
+            ("ad_1", "store", 2, "r1", "rev_2"), ("ad_1", "slot", 3, "r1", "rev_2"),
+        ],
+        {0: 3},
+    ),
+    # a prefetch did it, also after our eviction
+    ([("ad_1", "disk", 0, "r1", "rev_1"), ("ad_1", "store", 1, "r1", "rev_1")], {}),
+    ([("ad_1", None, 0, "r1", "rev_1"), ("ad_1", "store", 1, "r1", "rev_1")], {}),
+    # it repeats one after our eviction
+    ([("ad_1", "store", minutes, "r1", "rev_1") for minutes in (0, 30, 90, 210)], {0: 1}),
+    # the hour in which it was recorded
+    ([("ad_1", "store", 59, "r1", "rev_1"), ("ad_1", "store", 60, "r2", "rev_1")], {0: 1, 1: 1}),
+    # a base model is never loaded cold
+    ([(None, "store", 0, "r1", None)], {}),
+]  # fmt: skip
 
 
-@pytest.fixture
-def tenant(resources) -> str:
-    return resources.tenant()
-
-
-def test_each_replica_that_had_to_download_a_revision_is_one_load(resources, tenant):
-    for number, (replica, revision) in enumerate((("r1", "rev_1"), ("r2", "rev_1"), ("r1", "rev_2"))):
-        at = resources.hour + number * MINUTE
-        resources.serve(tenant, "ad_1", "store", at=at, replica_id=replica, revision_id=revision)
-        resources.serve(tenant, "ad_1", "slot", at=at + MINUTE, replica_id=replica, revision_id=revision)
+def test_the_first_download_of_a_revision_by_a_replica_is_a_load_unless_it_was_ours(resources):
+    expected = {}
+    for served, loads in SERVED:
+        tenant = resources.tenant()
+        for adapter, tier, minutes, replica, revision in served:
+            at = resources.hour + timedelta(minutes=minutes)
+            own = revision and f"{revision}_{tenant}"
+            resources.serve(tenant, adapter, tier, at=at, replica_id=replica, revision_id=own)
+        expected |= {(tenant, resources.hour + hours * HOUR): count for hours, count in loads.items()}
     resources.meter()
-    assert resources.units("cold_loads") == {(tenant, resources.hour): 3}
-
-
-@pytest.mark.parametrize("first", ["disk", None])
-def test_a_load_that_a_prefetch_did_is_none_also_after_our_eviction(resources, tenant, first):
-    resources.serve(tenant, "ad_1", first, at=resources.hour)
-    resources.serve(tenant, "ad_1", "store", at=resources.hour + MINUTE)
-    resources.meter()
-    assert resources.units("cold_loads") == {}
-
-
-def test_a_load_that_repeats_one_after_our_eviction_is_none(resources, tenant):
-    resources.serve(tenant, "ad_1", "store", at=resources.hour)
-    for hours in (0, 1, 3):
-        resources.serve(tenant, "ad_1", "store", at=resources.hour + hours * HOUR + 30 * MINUTE)
-    resources.meter()
-    assert resources.units("cold_loads") == {(tenant, resources.hour): 1}
-
-
-def test_a_load_belongs_to_the_hour_in_which_it_was_recorded(resources, tenant):
-    resources.serve(tenant, "ad_1", "store", at=resources.hour + HOUR - timedelta(seconds=1))
-    resources.serve(tenant, "ad_1", "store", at=resources.hour + HOUR, replica_id="r2")
-    resources.meter()
-    assert resources.units("cold_loads") == {(tenant, resources.hour): 1, (tenant, resources.hour + HOUR): 1}
-
-
-def test_a_base_model_is_never_loaded_cold(resources, tenant):
-    resources.serve(tenant, None, "store", at=resources.hour, revision_id=None)
-    resources.meter()
-    assert resources.units("cold_loads") == {}
+    assert resources.units("cold_loads") == expected
