@@ -1,6 +1,6 @@
 """What tiers and packages cost, over all adapters of a period."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from billing.charges.lines import UsageTotal, UsedQuantity
 from billing.charges.usage_charge import charge
-from billing.prices.card import PriceCard, PriceTier, TieredPrice
+from billing.prices.card import PriceTier, TieredPrice
 from billing.prices.price_book import PriceView
-from core.contracts.grants import Prices
 from core.periods import EPOCH
+from tests.fixtures import terms
 
-FREE = Prices(input_nanos=0, cached_input_nanos=0, output_nanos=0, kv_page_second_nanos=0)
 STEPS = (
     PriceTier(up_to=1_000_000, unit_price_nanos=600),
     PriceTier(up_to=10_000_000, unit_price_nanos=500),
@@ -29,22 +28,12 @@ def tiered(mode: str, **more) -> TieredPrice:
 
 
 def version(*tiers: TieredPrice, number: int = 1) -> PriceView:
-    card = msgspec.structs.replace(PriceCard.of_all_models(FREE), tiers=tiers)
-    return PriceView(
-        id=f"pv_{number}", plan_id="pl", card=card, effective_from=EPOCH + timedelta(days=number), created_at=EPOCH
-    )
+    return terms.version(number, EPOCH + timedelta(days=number), tiers=tiers)
 
 
-def used(
-    output_tokens: int, price: PriceView, *, adapter_id: str | None = None, late: bool = False, base_model: str = "base"
-) -> UsageTotal:
-    return UsageTotal(
-        base_model=base_model,
-        adapter_id=adapter_id,
-        version=price,
-        late_for=datetime(2026, 11, 1, tzinfo=UTC) if late else None,
-        used={"output_tokens": UsedQuantity(output_tokens, output_tokens * 600, 1)} if output_tokens else {},
-    )
+def used(output_tokens: int, price: PriceView, *, late: bool = False, **more: str) -> UsageTotal:
+    total = terms.outputs(output_tokens, price, **more)
+    return msgspec.structs.replace(total, late_for=terms.NOVEMBER.start if late else None)
 
 
 def cost(total: int, price: TieredPrice) -> int:
