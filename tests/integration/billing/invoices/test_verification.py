@@ -51,12 +51,13 @@ def test_a_changed_byte_names_its_document_and_all_that_follow(stage, documents)
         (1, "DELETE FROM invoice_lines WHERE invoice_id = :i AND position = 1"),
         (2, "UPDATE credit_notes SET reason = 'agreee' WHERE id = :i"),
         (3, "UPDATE documents SET number = 9 WHERE document_id = :i"),
-        (1, "UPDATE documents SET content_sha256 = repeat('a', 64) WHERE document_id = :i"),  # a new hash of its own
     ):
         problems = found(stage, sql, documents[place])
         assert list(problems) == documents[place:], sql
         assert problems.pop(documents[place]) in {"changed", "gap"}
         assert set(problems.values()) <= {"follows", "gap"}
+    new_hash = "UPDATE documents SET content_sha256 = repeat('a', 64) WHERE document_id = :i"
+    assert found(stage, new_hash, documents[1])[documents[1]] == "changed", "by the chain"
     assert found(stage, "DELETE FROM documents WHERE document_id = :i", documents[1]) == {
         documents[1]: "unnumbered", documents[2]: "gap", documents[3]: "gap", documents[4]: "follows",
     }  # fmt: skip
