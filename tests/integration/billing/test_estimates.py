@@ -78,15 +78,6 @@ def test_the_rest_of_an_estimate_has_the_aborted_prefills(stage):
     assert [tuple(row.values()) for row in rows] == [(100, 0), (80, 80)]
 
 
-def test_estimate_and_exact_event_in_one_batch_are_one_request(stage):
-    tenant = stage.tenant()
-    late = estimate(stage, tenant, output_tokens=20)
-    exact = msgspec.structs.replace(late, estimated=False, outcome="done", output_tokens=21)
-    stage.bill(late, exact)
-    assert (stage.pending, stage.dead_letters()) == (0, [])
-    assert stage.value("SELECT sum(output_tokens) FROM usage_records") == 21
-
-
 def test_an_exact_event_with_nothing_beyond_the_estimate_adds_nothing(stage):
     tenant = stage.tenant()
     late = estimate(stage, tenant)

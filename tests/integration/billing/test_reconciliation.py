@@ -95,26 +95,6 @@ def test_a_revisions_report_shows_how_it_served(stage, noon):
     assert (plain.service, plain.requests) == (None, 104)
 
 
-def test_usage_is_grouped_by_adapter_model_or_key(stage, noon):
-    tenant, at = stage.tenant(), {"settled_at_ms": ms(noon)}
-    stage.bill(
-        stage.event(tenant, **at, key_id="key_2"),
-        stage.event(tenant, **at, adapter_id="ad_1"),
-        stage.event(tenant, **at, adapter_id="ad_1", output_tokens=1),
-        stage.event(stage.tenant(), **at, adapter_id="ad_other"),
-    )
-    end = noon + timedelta(hours=1)
-    by_adapter = report(stage, tenant, noon, end, "1h", "adapter")
-    assert {(bucket.adapter_id, bucket.requests, bucket.output_tokens) for bucket in by_adapter} == {
-        ("", 1, 20),
-        ("ad_1", 2, 21),
-    }
-    (by_model,) = report(stage, tenant, noon, end, "1h", "base_model")
-    assert (by_model.base_model, by_model.requests) == ("smollm2-135m-instruct", 3)
-    by_key = report(stage, tenant, noon, end, "1h", "key")
-    assert {(bucket.key_id, bucket.requests) for bucket in by_key} == {("key_1", 2), ("key_2", 1)}
-
-
 @pytest.mark.parametrize(
     ("length", "bucket", "param"),
     [(timedelta(days=2), "1m", "bucket"), (timedelta(0), "1h", "end"), (timedelta(hours=-1), "1h", "end")],

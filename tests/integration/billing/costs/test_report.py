@@ -80,17 +80,6 @@ def test_hours_that_a_flagged_cost_function_shared_out_are_counted(costs):
     assert (model.unfitted_hours, model.flagged_hours) == (0, 1)
 
 
-def test_a_second_fit_is_a_new_version_and_changes_no_hour(costs):
-    costs.rate()
-    costs.store(*busy_windows(costs, 100))
-    first = fitted(costs)
-    allocate_due(costs.engine, costs.settings)
-    before = costs.rows()
-    second = fitted(costs)
-    assert second.id > first.id
-    assert (allocate_due(costs.engine, costs.settings).hours, costs.rows()) == (0, before)
-
-
 @pytest.fixture
 def used(costs):
     """An hour in which a and b used the replica alike for 4 s, and it was idle for 16."""

@@ -70,17 +70,6 @@ def test_an_event_in_the_grace_across_a_tier_border_gives_the_draft_of_a_fresh_c
     assert sum(nanos for _, _, nanos in of_both[0]) == 600_000_000 + 50_000_000
 
 
-def test_usage_is_recorded_at_the_highest_price_and_adjusted_to_its_tier(stage):
-    tenant = tiered_tenant(stage, "graduated")
-    use(stage, tenant, 7 * MILLION, 5 * MILLION)
-    assert stage.balance("usage_unbilled", tenant) == 12 * MILLION * 600
-    assert runner(stage).adjust_tenant(tenant)
-    assert stage.balance("usage_unbilled", tenant) == 5_900_000_000
-    assert not runner(stage).adjust_tenant(tenant)
-    assert stage.value("SELECT sum(amount_nanos) FROM entries") == 0
-    assert stage.value("SELECT sum(amount_nanos) FROM usage_months") == 5_900_000_000
-
-
 @pytest.mark.scenario(25)
 def test_a_volume_that_reaches_a_cheaper_tier_lowers_what_is_unbilled(stage):
     tenant = tiered_tenant(stage, "volume")

@@ -73,13 +73,6 @@ def test_a_lot_with_a_scope_pays_only_for_its_models():
     assert used(scoped, [charge(1, model="small"), charge(2, model="large"), charge(4, model=None)]) == {"large": 2}
 
 
-def test_a_charge_uses_several_lots_and_the_rest_stays_uncovered():
-    result = burn([lot("a", 1), lot("b", 2)], [charge(4)])
-    assert [(use.lot_id, use.amount_nanos) for use in result.uses] == [("a", DOLLAR), ("b", 2 * DOLLAR)]
-    assert result.uncovered_nanos == DOLLAR
-    assert burn([], []).uses == []
-
-
 def test_what_promotional_credit_does_not_pay_is_left_to_paid_credit_and_the_amount_due():
     result = burn([lot("paid", 2), lot("gift", 1, kind="promotional")], [charge(4)])
     assert [each.amount_nanos for each in result.not_paid_by("promotional")] == [2 * DOLLAR, DOLLAR]
