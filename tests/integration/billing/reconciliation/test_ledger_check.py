@@ -87,19 +87,30 @@ def test_a_changed_record_differs_from_its_sums_and_from_its_transfer(ledger, re
     assert len(found(reconciled)) == 4, "what a full run found stands in the next run"
 
 
-def test_a_sum_that_is_too_high_does_not_hide_another_that_is_too_low(ledger, reconciled):
+@pytest.mark.parametrize(
+    "sums",
+    [
+        [
+            ("usage_hours", "input_tokens", "output_tokens"),
+            ("usage_hours", "input_nanos", "cached_input_nanos"),
+            ("usage_replica_hours", "kv_page_ms", "output_tokens"),
+        ],
+        [
+            ("usage_days", "cached_tokens", "input_tokens"),
+            ("usage_days", "output_nanos", "kv_nanos"),
+        ],
+        [
+            ("usage_months key_1", "input_tokens", "output_tokens"),
+            ("usage_months key_1", "cached_tokens", "amount_nanos"),
+        ],
+    ],
+    ids=["hours", "days", "months"],
+)
+def test_a_sum_that_is_too_high_does_not_hide_another_that_is_too_low(ledger, reconciled, sums):
     tenant = ledger.tenant()
     ledger.bill(ledger.event(tenant))
     changed = set()
-    for table, first, second in (
-        ("usage_hours", "input_tokens", "output_tokens"),
-        ("usage_hours", "input_nanos", "cached_input_nanos"),
-        ("usage_replica_hours", "kv_page_ms", "output_tokens"),
-        ("usage_days", "cached_tokens", "input_tokens"),
-        ("usage_days", "output_nanos", "kv_nanos"),
-        ("usage_months key_1", "input_tokens", "output_tokens"),
-        ("usage_months key_1", "cached_tokens", "amount_nanos"),
-    ):
+    for table, first, second in sums:
         up, down = f"{first} = {first} + 3", f"{second} = {second} - 3"
         ledger.change(f"UPDATE {table.split()[0]} SET {up}, {down} WHERE tenant_id = :t", t=tenant)
         changed |= {("sums_records", f"{table}: {first}", -3), ("sums_records", f"{table}: {second}", 3)}
