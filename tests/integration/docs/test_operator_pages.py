@@ -5,25 +5,20 @@ import os
 import shutil
 from pathlib import Path
 
-import msgspec
 import psycopg
 import pytest
 from pydantic import SecretStr
 from redis import Redis
 
-from billing.settings import BillingSettings
-from billing.usage.metering import Meter
-from billing.usage.stream import UsageStream
 from control_plane.settings import WebSettings
-from core import clock, db, redis_keys
-from core.contracts.usage import UsageEvent
-from core.ids import new_id
+from core import db, redis_keys
 from core.settings import RedisSettings, S3Settings
 from tenora.stack import embedded_servers
 from tenora.stack.program import free_port
 from tests.conftest import running, running_valkey, wait_until
 from tests.fixtures import processes
 from tests.fixtures.control_plane.api import PEPPER, control_settings, running_api
+from tests.fixtures.control_plane.usage import UsageRecorder, used
 from tests.fixtures.control_plane.worker import decided, running_worker, upload
 from tests.fixtures.how_to import run_page
 from tests.fixtures.snapshot_keys import SIGNER
@@ -74,21 +69,6 @@ def run(postgres_settings, redis_url, store, tmp_path):
     return lambda page, blocks=slice(None), **more: run_page(page, variables | more, tmp_path, blocks=blocks)
 
 
-def record_usage(postgres_settings, redis, tenant, base_model: str) -> None:
-    """One request, in the ledger."""
-    stream, now_ms = UsageStream(redis, "tests"), clock.now_ms()
-    stream.ensure_group()
-    event = UsageEvent(
-        request_id=new_id("req"), tenant_id=tenant.id, key_id=tenant.key_id, base_model=base_model, adapter_id=None,
-        revision_id=None, replica_id="rep_1", outcome="done", started_at_ms=now_ms, settled_at_ms=now_ms,
-        input_tokens=100, cached_tokens=40, output_tokens=7, kv_page_ms=9_500,
-    )  # fmt: skip
-    redis.xadd(redis_keys.USAGE_STREAM, {"event": msgspec.json.encode(event)})
-    engine = db.connect(postgres_settings)
-    Meter(engine, stream, BillingSettings()).process(stream.read(count=500, block_ms=None))
-    engine.dispose()
-
-
 def test_a_restore_brings_back_tenants_files_snapshots_and_quotas(
     settings, postgres_settings, redis_url, store, run, tmp_path
 ):
@@ -99,7 +79,9 @@ def test_a_restore_brings_back_tenants_files_snapshots_and_quotas(
         tenant.adapter("bot", base)
         revision = decided(tenant, upload(tenant, "bot", write_adapter(tmp_path / "bot", base, rank=8)))
         assert revision["status"] == "ready"
-        record_usage(postgres_settings, redis, tenant, base.id)
+        engine = db.connect(postgres_settings)
+        UsageRecorder(engine, redis)(used(tenant.id, base_model=base.id))
+        engine.dispose()
         wait_until(lambda: redis.hexists(redis_keys.snapshot("adapters"), f"{tenant.id}/bot"), what="the publication")
         adapters = redis.hgetall(redis_keys.snapshot("adapters"))
     files = sorted(path.relative_to(bucket) for path in (bucket / "adapters").rglob("*") if path.is_file())
@@ -123,6 +105,7 @@ def test_a_restore_brings_back_tenants_files_snapshots_and_quotas(
         assert restored.get("/api/v1/quota").json()["used"]["tokens_per_month"] == 107
 
 
+@pytest.mark.soak  # a control plane, its worker, two agents and a gateway; migrations and drains have cheaper tests
 def test_an_upgrade_migrates_and_drains_a_replica_that_then_serves_again(settings, redis_url, run, tmp_path):
     with contextlib.ExitStack() as up:
         api = up.enter_context(running_api(settings))

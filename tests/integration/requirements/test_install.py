@@ -1,4 +1,6 @@
-"""``make setup`` in a separate small repository: one package, local wheels, and a mirror of Pythons on loopback."""
+"""``make setup`` in a separate small repository: one package, local wheels, and a mirror of Pythons on loopback. What
+machines without a Python, a uv or a torch get is shown in `make soak`: the script seldom changes.
+"""
 
 import base64
 import hashlib
@@ -184,6 +186,7 @@ def test_a_wheel_with_another_hash_is_refused(checkout):
     assert not (checkout.path / ".venv/.tenora-stamp").exists()
 
 
+@pytest.mark.soak
 def test_torch_for_the_cpu_comes_from_its_own_index_where_no_source_has_it(checkout, tmp_path):
     checkout.add_python("python3.11")
     (tmp_path / "indexes" / "configured").mkdir(parents=True)
@@ -196,6 +199,7 @@ def test_torch_for_the_cpu_comes_from_its_own_index_where_no_source_has_it(check
     checkout.python("import tiny, torch")
 
 
+@pytest.mark.soak
 def test_a_missing_source_of_torch_for_the_cpu_is_reported(checkout):
     checkout.add_python("python3.11")
     checkout.lock(f"torch==2.13.0+cpu --hash=sha256:{'0' * 64}\n")
@@ -204,6 +208,7 @@ def test_a_missing_source_of_torch_for_the_cpu_is_reported(checkout):
     assert done.stderr.splitlines()[-1].startswith("setup: no source has torch for the CPU; point PIP_FIND_LINKS")
 
 
+@pytest.mark.soak
 def test_torch_for_a_gpu_is_found_behind_torch_for_the_cpu_of_the_same_version(checkout, tmp_path):
     checkout.add_python("python3.11")
     make_wheel(checkout.wheels, "torch", "2.13.0+cpu", {"torch.py": "made_for = 'cpu'"})
@@ -214,6 +219,7 @@ def test_torch_for_a_gpu_is_found_behind_torch_for_the_cpu_of_the_same_version(c
     assert checkout.python("import torch; print(torch.made_for)") == "gpu"
 
 
+@pytest.mark.soak
 def test_a_missing_torch_for_a_gpu_is_not_sought_among_those_for_the_cpu(checkout):
     checkout.add_python("python3.11")
     make_wheel(checkout.wheels, "torch", "2.13.0+cpu", {"torch.py": ""})
@@ -224,6 +230,7 @@ def test_a_missing_torch_for_a_gpu_is_not_sought_among_those_for_the_cpu(checkou
     assert "PIP_FIND_LINKS" not in refused.stderr
 
 
+@pytest.mark.soak
 def test_a_machine_without_python_3_11_downloads_one(checkout, mirror):
     checkout.add_python("python3", NO_3_11)
     known = {"UV_PYTHON_DOWNLOADS_JSON_URL": f"{mirror}/known.json", "UV_PYTHON_INSTALL_MIRROR": mirror}
@@ -236,6 +243,7 @@ def test_a_machine_without_python_3_11_downloads_one(checkout, mirror):
     assert not (checkout.home / ".local/bin").exists()
 
 
+@pytest.mark.soak
 def test_a_python_3_11_that_cannot_be_downloaded_names_the_fix(checkout, mirror):
     checkout.add_python("python3", NO_3_11)
     refused = checkout.setup(
@@ -265,6 +273,7 @@ def unprepared(checkout, uv) -> Checkout:
     return checkout
 
 
+@pytest.mark.soak
 def test_uv_is_installed_by_a_python_that_has_pip_and_no_venv(unprepared):
     unprepared.add_python("python3.11", NO_VENV)
     done = unprepared.setup(PIP_USER="1", PIP_REQUIRE_VIRTUALENV="1")
@@ -272,6 +281,7 @@ def test_uv_is_installed_by_a_python_that_has_pip_and_no_venv(unprepared):
     assert not (unprepared.path / ".uv/bin/python").exists()
 
 
+@pytest.mark.soak
 def test_another_wheel_of_uv_than_the_pinned_one_is_refused(unprepared):
     unprepared.add_python("python3.11", NO_VENV)
     lock = unprepared.path / "requirements/installer.lock"
@@ -288,6 +298,7 @@ def test_a_python_with_neither_venv_nor_pip_names_the_fix(unprepared):
     assert "apt install python3-venv" in refused.stderr.splitlines()[-1]
 
 
+@pytest.mark.soak
 def test_a_uv_on_the_path_is_used_if_none_can_be_installed(unprepared, uv):
     unprepared.add_python("python3.11", NO_PIP)
     (unprepared.bin / "uv").symlink_to(uv)

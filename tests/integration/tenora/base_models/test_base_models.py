@@ -61,15 +61,6 @@ def test_a_wrong_option_is_named(run, tmp_path, arguments, said):
     assert (refused.exit_code != 0, said in refused.output) == (True, True), refused.output
 
 
-def test_an_incomplete_folder_is_refused_with_all_that_it_lacks(run, tmp_path):
-    folder = write_checkpoint(tmp_path / "model", template_in="nowhere")
-    (folder / "tokenizer.json").unlink()
-    refused = run("add", folder, "--id", "tiny-two")
-    assert refused.exit_code == 1
-    assert "tokenizer.json is missing" in refused.output
-    assert "the chat template is missing" in refused.output
-
-
 def test_without_a_platform_or_a_key_the_fix_is_named(run, api):
     assert "tenora up --detach, or use --control-url" in run("list", url=False).output
     keyless = CliRunner().invoke(main, ["base-models", "--control-url", api.url, "list"], env={"TENORA_ADMIN_KEY": ""})

@@ -1,13 +1,20 @@
 """The reconciliation at the end of the demo, on a real Postgres and Valkey."""
 
+from types import SimpleNamespace
+
 import pytest
 import sqlalchemy as sa
 
+from tenora.demo import reconciliation
 from tenora.demo.reconciliation import reconcile
+from tests.fixtures import fork_server
 
 
 @pytest.fixture
-def status(engine, postgres_settings, redis_settings):
+def status(engine, postgres_settings, redis_settings, monkeypatch):
+    """The stores of a platform. The command starts by a fork here."""
+    forked = SimpleNamespace(run=lambda argv, *, env, **_: fork_server.run(*argv[2:], env=env))
+    monkeypatch.setattr(reconciliation, "subprocess", forked)
     return {"postgres_dsn": postgres_settings.postgres_dsn, "redis_url": redis_settings.redis_url}
 
 

@@ -78,10 +78,3 @@ def test_a_published_value_that_differs_from_postgres_is_found_and_the_named_fix
 def test_what_it_cannot_reach_is_no_health(doctor, monkeypatch):
     monkeypatch.setenv("TENORA_REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
     assert doctor() == (2, None)
-
-
-def test_the_command_explains_itself():
-    shown = CliRunner().invoke(main, ["doctor", "--help"])
-    assert shown.exit_code == 0
-    assert "--pause-s" in shown.output
-    assert "Checks twice" in shown.output

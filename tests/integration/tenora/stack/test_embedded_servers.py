@@ -16,11 +16,8 @@ from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.settings import PART_BYTES_MIN, StoreSettings
 from core.settings import S3Settings
-from tenora.settings import StackSettings
 from tenora.stack import embedded_servers
-from tenora.stack.definition import Stack
-from tenora.stack.program import Program, free_port
-from tenora.stack.secrets_file import choose_ports, load_secrets
+from tenora.stack.program import free_port
 from tests.conftest import running, wait_until
 
 
@@ -33,29 +30,9 @@ def test_valkey_keeps_an_append_only_file(redis):
     assert redis.config_get("appendonly") == {"appendonly": "yes"}
 
 
-def test_s3_refuses_a_wrong_secret(s3_settings):
-    client = boto3.client(
-        "s3",
-        endpoint_url=s3_settings.s3_endpoint,
-        aws_access_key_id="tests",
-        aws_secret_access_key="wrong",
-        region_name="us-east-1",
-    )
-    with pytest.raises(client.exceptions.ClientError) as refusal:
-        client.list_objects_v2(Bucket="tenora")
-    assert refusal.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+def test_a_replica_reads_what_workers_store_and_can_change_nothing(define):
+    stack_programs = {program.name: program for program in define().programs()}
 
-
-@pytest.fixture
-def stack_programs(tmp_path, monkeypatch) -> dict[str, Program]:
-    """The programs of one machine by their names. Its Postgres is not created."""
-    monkeypatch.setattr(Stack, "_postgres", lambda stack: stack._valkey.program)
-    root = StackSettings(home=tmp_path).root
-    stack = Stack(StackSettings(home=tmp_path), load_secrets(root), choose_ports(root))
-    return {program.name: program for program in stack.programs()}
-
-
-def test_a_replica_reads_what_workers_store_and_can_change_nothing(stack_programs):
     def client(program: str, endpoint_of: str):
         env, place = stack_programs[program].env, stack_programs[endpoint_of].env["TENORA_S3_ENDPOINT"]
         return boto3.client(

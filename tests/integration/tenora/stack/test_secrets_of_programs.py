@@ -8,10 +8,8 @@ import pytest
 from pydantic import SecretStr
 
 from tenora.docs.settings_page import PROCESSES
-from tenora.settings import StackSettings
-from tenora.stack.definition import STRIPE_SIMULATOR, Stack
+from tenora.stack.definition import STRIPE_SIMULATOR
 from tenora.stack.program import Program
-from tenora.stack.secrets_file import choose_ports, load_secrets
 
 POSTGRES, REDIS, PEPPER = "TENORA_POSTGRES_DSN", "TENORA_REDIS_URL", "TENORA_KEY_PEPPER"
 S3 = {"TENORA_S3_ACCESS_KEY", "TENORA_S3_SECRET_KEY"}
@@ -39,14 +37,6 @@ def secret_settings() -> set[str]:
     }
     secret = {name for name, info in fields.items() if SecretStr in (info.annotation, *get_args(info.annotation))}
     return {f"TENORA_{name}".upper() for name in secret | {"postgres_dsn", "redis_url", "s3_access_key"}}
-
-
-@pytest.fixture
-def define(tmp_path, monkeypatch):
-    """Defines a stack whose Postgres is not created."""
-    monkeypatch.setattr(Stack, "_postgres", lambda stack: stack._valkey.program)
-    settings = StackSettings(home=tmp_path)
-    return lambda: Stack(settings, load_secrets(settings.root), choose_ports(tmp_path))
 
 
 @pytest.mark.parametrize("simulated", [True, False])

@@ -13,14 +13,6 @@ from tenora.stack.secrets_file import choose_ports, load_secrets
 from tests.conftest import running
 
 
-@pytest.fixture
-def define(tmp_path, monkeypatch):
-    """Defines a stack whose Postgres is not created."""
-    monkeypatch.setattr(Stack, "_postgres", lambda stack: stack._valkey.program)
-    settings = StackSettings(home=tmp_path)
-    return lambda: Stack(settings, load_secrets(settings.root), choose_ports(tmp_path))
-
-
 def names(stack: Stack) -> set[str]:
     return {program.name for program in stack.programs()}
 

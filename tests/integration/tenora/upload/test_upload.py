@@ -185,9 +185,3 @@ def test_an_error_names_the_problem_and_the_fix(api, tenant, folder, tmp_path):
     assert (outside.exit_code, "out has an adapter: upload that folder" in outside.output) == (1, True)
     for refused in (no_weights, no_base, bad_key, too_large):
         assert "Traceback" not in refused.output
-
-
-def test_the_command_has_help_and_requires_a_key(folder):
-    assert "resumes an interrupted upload" in CliRunner().invoke(main, ["upload", "--help"]).output
-    without = CliRunner().invoke(main, ["upload", str(folder), "--adapter", "bot"], env={"TENORA_API_KEY": ""})
-    assert (without.exit_code, "TENORA_API_KEY" in without.output) == (1, True)

@@ -39,24 +39,12 @@ def test_the_exchange_is_thirty_one_events_of_8441_content_bytes(continuous):
     "damage",
     [
         lambda events: events[:-1],
-        lambda events: events[:5] + events[6:],
         lambda events: [*events[:4], events[5], events[4], *events[6:]],
-        lambda events: events[:-2] + events[-1:],
         lambda events: [*events[:-2], *stream(script=Script(prompt_tokens=8))[-2:]],
         lambda events: [event.replace(b"xxxx", b"xxx", 1) for event in events],
-        lambda events: [event.replace(b'"stop"', b'"length"') for event in events],
         lambda events: [event.replace("🙂".encode(), "🙂".encode()[:2]) for event in events],
     ],
-    ids=[
-        "no end",
-        "one lost",
-        "two swapped",
-        "no usage",
-        "another usage",
-        "one byte lost",
-        "another end",
-        "half a glyph",
-    ],
+    ids=["no end", "two swapped", "another usage", "one byte lost", "half a glyph"],
 )
 def test_a_stream_that_is_not_as_sent_is_an_error(damage):
     with pytest.raises(ValueError, match=r"differs|end|decoded|data: "):

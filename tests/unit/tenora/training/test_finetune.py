@@ -71,10 +71,3 @@ def test_callers_do_not_import_torch():
         "sys.exit('torch' in sys.modules or 'peft' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-def test_the_command_line_names_the_tasks_it_knows(tmp_path):
-    argv = [sys.executable, "-m", "tenora.training.finetune", "--base", "x", "--dataset", str(tmp_path), "--out", "y"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "outdoor_voice, ticket_router" in done.stderr
