@@ -3,20 +3,7 @@
 import pytest
 
 from core.errors import InvalidSettings
-from data_plane.gateway.settings import GatewaySettings
-from tests.fixtures.snapshot_keys import PUBLIC_KEYS
-
-
-def settings(**changes: float) -> GatewaySettings:
-    secret = "s" * 16
-    return GatewaySettings(
-        redis_url="redis://x",
-        key_pepper=secret,
-        engine_key=secret,
-        salt_secret=secret,
-        snapshot_public_keys=PUBLIC_KEYS,
-        **changes,
-    )
+from tests.fixtures.gateway.requests import settings_with
 
 
 @pytest.mark.parametrize(
@@ -29,7 +16,7 @@ def settings(**changes: float) -> GatewaySettings:
 )
 def test_an_interval_that_reaches_its_timeout_is_refused_with_both_names_and_the_fix(interval, timeout):
     with pytest.raises(InvalidSettings) as refused:
-        settings(**interval, **timeout)
+        settings_with(**interval, **timeout)
     for name in (*interval, *timeout):
         assert f"TENORA_{name.upper()}" in str(refused.value)
     assert "Lower the first or raise the second" in str(refused.value)
@@ -37,9 +24,9 @@ def test_an_interval_that_reaches_its_timeout_is_refused_with_both_names_and_the
 
 def test_a_refused_interval_is_shown_in_the_unit_of_its_name():
     with pytest.raises(InvalidSettings, match="TENORA_HEARTBEAT_PERIOD_MS is 5000 ms, TENORA_HEARTBEAT_LEASE_S is 5 s"):
-        settings(heartbeat_period_ms=5000, heartbeat_lease_s=5)
+        settings_with(heartbeat_period_ms=5000, heartbeat_lease_s=5)
 
 
 def test_an_interval_below_its_timeout_is_accepted():
-    accepted = settings(lease_renewal_s=19.5, lease_s=20, heartbeat_period_ms=1999, heartbeat_lease_s=2)
+    accepted = settings_with(lease_renewal_s=19.5, lease_s=20, heartbeat_period_ms=1999, heartbeat_lease_s=2)
     assert accepted.lease_renewal_s == 19.5

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from core import redis_keys
-from core.contracts.replicas import ReplicaStatus
 from core.ids import new_id
 from core.rendezvous_hash import winner
 from tests.conftest import wait_until
 from tests.fixtures.engine.agent_harness import REPLICA, engine_name, running_agent
+from tests.fixtures.gateway.requests import replica_status
 from tests.fixtures.quota.redis_commands import wait_for_commands
 
 MEMORY, IDLE_S = 6, 5
@@ -52,10 +52,7 @@ def used(harness, name: str, at_s: float | None = None) -> None:
 @pytest.fixture
 def another(harness):
     """A second replica of the pool, which gets its share of the hints."""
-    ghost = ReplicaStatus(
-        id="rep_two", url="http://127.0.0.1:9", base_model="tiny-chat", state="ready", boot_id="b", block_tokens=16,
-        pages_total=1, pages_free=1, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=1,
-    )  # fmt: skip
+    ghost = replica_status("rep_two", base_model="tiny-chat")
     harness.client.set(redis_keys.replica(ghost.id), msgspec.json.encode(ghost))
     harness.client.zadd(redis_keys.REPLICAS, {ghost.id: 1})
     wait_for_commands(harness.client, f"ZRANGE {redis_keys.REPLICAS}")

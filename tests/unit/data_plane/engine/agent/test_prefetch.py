@@ -3,21 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.contracts.replicas import ReplicaStatus
 from core.rendezvous_hash import winner
 from data_plane.engine.agent.pool import in_pool_of
 from data_plane.engine.agent.prefetch import has_room
 from data_plane.engine.agent.prefetch_hints import should_prefetch
 from data_plane.engine.residency import EngineResidency
+from tests.fixtures.gateway.requests import replica_status
 
 NAME = "ad_1@new"
-
-
-def replica(replica_id: str, rank_max: int = 16) -> ReplicaStatus:
-    return ReplicaStatus(
-        id=replica_id, url="", base_model="m", state="ready", boot_id="b", block_tokens=16, pages_total=1, pages_free=1,
-        slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=0, rank_max=rank_max,
-    )  # fmt: skip
 
 
 ids = st.lists(st.integers(0, 50).map(lambda number: f"rep_{number}"), min_size=1, max_size=8, unique=True)
@@ -33,7 +26,7 @@ def test_a_removed_replica_moves_only_its_own_names(replica_ids, names):
 
 @given(ids, st.sampled_from([8, 16, 32]), st.lists(st.sampled_from([8, 16, 64]), min_size=8, max_size=8))
 def test_exactly_one_replica_of_the_cheapest_fitting_pool_acts(replica_ids, rank_class, ranks):
-    live = [replica(name, rank) for name, rank in zip(replica_ids, ranks, strict=False)]
+    live = [replica_status(name, rank_max=rank) for name, rank in zip(replica_ids, ranks, strict=False)]
     acting = [each for each in live if should_prefetch(NAME, rank_class, me=each.id, live=live, resident=frozenset())]
     fitting = [each.rank_max for each in live if each.rank_max >= rank_class]
     assert [each.rank_max for each in acting] == ([min(fitting)] if fitting else [])
@@ -41,7 +34,7 @@ def test_exactly_one_replica_of_the_cheapest_fitting_pool_acts(replica_ids, rank
 
 
 def test_a_replica_with_another_revision_also_prefetches_but_never_above_its_rank():
-    live = [replica("rep_1"), replica("rep_2")]
+    live = [replica_status("rep_1"), replica_status("rep_2")]
     for me in ("rep_1", "rep_2"):
         assert should_prefetch(NAME, 16, me=me, live=live, resident=frozenset({"ad_1@old"}))
         assert not should_prefetch(NAME, 32, me=me, live=live, resident=frozenset({"ad_1@old"}))

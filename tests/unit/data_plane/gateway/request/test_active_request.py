@@ -2,42 +2,34 @@
 collection would stop all of them.
 """
 
+import asyncio
 import gc
 import weakref
 from types import SimpleNamespace
 
 import pytest
 
-from core.contracts.replicas import ReplicaStatus
 from data_plane.gateway.admission.admission import Placement
 from data_plane.gateway.quota.rate_limit_response import ReservationResult
 from data_plane.gateway.request.active_request import ActiveRequest
 from data_plane.gateway.routes import _drop_traceback
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
-from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Hold
 from data_plane.gateway.state.redis_clock import RedisClock
+from data_plane.gateway.upstream.attempt import Dispatch
 from data_plane.gateway.upstream.engine_client import EngineClient, LocalShortage
 from data_plane.gateway.upstream.relay import Relay, RetryBudget
-from tests.fixtures.gateway.requests import inference_request
-from tests.fixtures.snapshot_keys import PUBLIC_KEYS
+from tests.fixtures.gateway.requests import inference_request, replica_status, settings_with
 
-SETTINGS = GatewaySettings(
-    redis_url="redis://x",
-    key_pepper="p" * 16,
-    engine_key="e" * 16,
-    salt_secret="s" * 16,
-    snapshot_public_keys=PUBLIC_KEYS,
-)
-REPLICA = ReplicaStatus(
-    id="rep_one", url="http://127.0.0.1:1", base_model="m", state="ready", boot_id="boot_1", block_tokens=16,
-    pages_total=8, pages_free=8, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=0,
-)  # fmt: skip
+SETTINGS, REPLICA = settings_with(), replica_status("rep_one")
 VERDICT = ReservationResult(
     blocked_by="", level="", wait_us=0, limit=-1, remaining=-1, fits=0, max_tokens=16, pages=2, requests_limit=-1,
     requests_remaining=-1, requests_reset_us=0, tokens_limit=-1, tokens_remaining=-1, tokens_reset_us=0,
     replica_pages_held=2,
 )  # fmt: skip
+
+
+CLIENT = SimpleNamespace(started=False, watch=lambda _on_gone: None)
 
 
 class RecordingSettler:
@@ -59,7 +51,7 @@ class RecordingSettler:
         self.released.append(hold.request_id)
 
 
-def relay_without_connections() -> Relay:
+def relay_without_connections(*, failed_before: bool = False) -> Relay:
     async def healthy(_replica) -> bool:
         return True
 
@@ -68,17 +60,18 @@ def relay_without_connections() -> Relay:
         unread_max_bytes=1024,
     )  # fmt: skip
     breakers = CircuitBreakers(healthy, failures=1, open_s=60, open_max_s=60, trial_s=1)
+    if failed_before:
+        breakers.failed(REPLICA)
     return Relay(engines, breakers, None, None, RetryBudget(percent=10, burst=1), SETTINGS)
 
 
 def active_request(settler: RecordingSettler, ended: list) -> ActiveRequest:
     admission = SimpleNamespace(ended=lambda request, _placement, event: ended.append((request.id, event)))
-    client = SimpleNamespace(started=False, watch=lambda _on_gone: None)
     placement = Placement(
         REPLICA, Hold("req_1", "tn_1", "rep_one", 2), VERDICT, SimpleNamespace(occupancy=SimpleNamespace())
     )
     return ActiveRequest(
-        SETTINGS, RedisClock(), admission, relay_without_connections(), settler, client, inference_request(), placement
+        SETTINGS, RedisClock(), admission, relay_without_connections(), settler, CLIENT, inference_request(), placement
     )
 
 
@@ -117,3 +110,13 @@ async def test_a_settlement_that_cannot_be_computed_releases_the_reservation(mon
         async with active_request(settler, ended):
             pass
     assert (settler.settled, settler.released, ended) == ([], ["req_1"], [("req_1", None)])
+
+
+@pytest.mark.parametrize("failed_before", [False, True])
+async def test_a_shortage_of_connections_in_this_process_is_neither_a_replicas_failure_nor_its_recovery(failed_before):
+    relay = relay_without_connections(failed_before=failed_before)
+    dispatch = Dispatch(REPLICA, None, b"{}", [], asyncio.get_running_loop().time() + 5)
+    with pytest.raises(LocalShortage) as refused:
+        await relay.run(relay.attempt(CLIENT, inference_request(), dispatch))
+    assert (refused.value.status, refused.value.code) == (503, "overloaded")
+    assert relay._breakers.allows(REPLICA) is not failed_before

@@ -10,13 +10,7 @@ from core.contracts.replicas import ReplicaStatus
 from data_plane.gateway.scheduling import circuit_breaker
 from data_plane.gateway.scheduling.circuit_breaker import AdapterFailures, CircuitBreakers
 from data_plane.gateway.upstream.relay import RetryBudget
-
-
-def replica(name: str = "rep_one", boot_id: str = "boot_1") -> ReplicaStatus:
-    return ReplicaStatus(
-        id=name, url="http://nowhere", base_model="m", state="ready", boot_id=boot_id, block_tokens=16, pages_total=8,
-        pages_free=8, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=0,
-    )  # fmt: skip
+from tests.fixtures.gateway.requests import replica_status
 
 
 class Stage:
@@ -33,7 +27,7 @@ class Stage:
 
     def fails(self, times: int = 1, one: ReplicaStatus | None = None) -> None:
         for _ in range(times):
-            self.breakers.failed(one or replica())
+            self.breakers.failed(one or replica_status())
 
 
 @pytest.fixture
@@ -43,31 +37,31 @@ def stage(monkeypatch) -> Stage:
 
 async def test_a_circuit_opens_after_consecutive_failures_and_for_one_replica_only(stage):
     stage.fails(2)
-    stage.breakers.succeeded(replica())
+    stage.breakers.succeeded(replica_status())
     stage.fails(2)
-    assert stage.breakers.allows(replica())
+    assert stage.breakers.allows(replica_status())
     stage.fails(1)
-    assert not stage.breakers.allows(replica())
-    assert stage.breakers.allows(replica("rep_two"))
+    assert not stage.breakers.allows(replica_status())
+    assert stage.breakers.allows(replica_status("rep_two"))
 
 
 async def test_after_the_pause_a_health_check_comes_first_and_then_one_trial_request(stage):
     stage.fails(3)
     stage.now_s += 6
-    assert not stage.breakers.allows(replica())  # no health check has succeeded yet
+    assert not stage.breakers.allows(replica_status())  # no health check has succeeded yet
     stage.healthy = False
     await stage.breakers.probe()
-    assert not stage.breakers.allows(replica())
+    assert not stage.breakers.allows(replica_status())
     await stage.breakers.probe()
     assert stage.asked == 1  # it has a pause again
     stage.now_s += 6
     stage.healthy = True
     await stage.breakers.probe()
-    assert stage.breakers.allows(replica())
-    stage.breakers.started(replica())
-    assert not stage.breakers.allows(replica())  # one trial at a time
-    stage.breakers.succeeded(replica())
-    assert stage.breakers.allows(replica())
+    assert stage.breakers.allows(replica_status())
+    stage.breakers.started(replica_status())
+    assert not stage.breakers.allows(replica_status())  # one trial at a time
+    stage.breakers.succeeded(replica_status())
+    assert stage.breakers.allows(replica_status())
 
 
 async def test_a_replica_that_fails_its_trial_waits_longer_each_time_up_to_a_bound(stage):
@@ -75,36 +69,36 @@ async def test_a_replica_that_fails_its_trial_waits_longer_each_time_up_to_a_bou
     for pause_s in (5, 10, 20, 20):
         stage.now_s += pause_s - 1
         await stage.breakers.probe()
-        assert not stage.breakers.allows(replica())
+        assert not stage.breakers.allows(replica_status())
         stage.now_s += 2
         await stage.breakers.probe()
-        assert stage.breakers.allows(replica())
-        stage.breakers.started(replica())
+        assert stage.breakers.allows(replica_status())
+        stage.breakers.started(replica_status())
         stage.fails(1)
-        assert not stage.breakers.allows(replica())
+        assert not stage.breakers.allows(replica_status())
 
 
 async def test_requests_that_ran_when_the_circuit_opened_do_not_lengthen_the_pause(stage):
     stage.fails(50)
     stage.now_s += 6
     await stage.breakers.probe()
-    assert stage.breakers.allows(replica())
+    assert stage.breakers.allows(replica_status())
 
 
 async def test_a_trial_without_a_report_expires(stage):
     stage.fails(3)
     stage.now_s += 6
     await stage.breakers.probe()
-    stage.breakers.started(replica())
+    stage.breakers.started(replica_status())
     stage.now_s += 31
-    assert stage.breakers.allows(replica())
+    assert stage.breakers.allows(replica_status())
 
 
 async def test_a_restarted_engine_begins_with_a_closed_circuit(stage):
     stage.fails(3)
-    assert stage.breakers.allows(replica(boot_id="boot_2"))
-    stage.fails(2, replica(boot_id="boot_2"))
-    assert stage.breakers.allows(replica(boot_id="boot_2"))
+    assert stage.breakers.allows(replica_status(boot_id="boot_2"))
+    stage.fails(2, replica_status(boot_id="boot_2"))
+    assert stage.breakers.allows(replica_status(boot_id="boot_2"))
 
 
 @given(failing=st.lists(st.booleans(), max_size=400), percent=st.integers(0, 100), burst=st.integers(0, 20))
@@ -172,24 +166,13 @@ def test_only_recent_adapter_failures_are_known_and_only_of_adapters_max_adapter
             assert names <= {f"rep_{one}" for (of, one), at_s in latest.items() if of == each and at_s + 5 > now_s}
 
 
-@pytest.fixture
-def adapter_breakers(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(circuit_breaker.time, "monotonic", lambda: now[0])
-
-    async def probe(_replica):
-        return True
-
-    return CircuitBreakers(probe, failures=1, open_s=5, open_max_s=20, trial_s=30), now
-
-
-def test_an_adapter_that_cannot_be_loaded_opens_no_circuit(adapter_breakers):
-    breakers, now = adapter_breakers
+def test_an_adapter_that_cannot_be_loaded_opens_no_circuit(stage):
+    breakers = stage.breakers
     for _ in range(50):
-        breakers.adapter_failed(replica(), "ad_1", backoff_s=5)
-    assert breakers.allows(replica())
-    assert breakers.failed_by("ad_1") == {"rep_one"}
-    breakers.succeeded(replica())  # with another adapter, say
-    assert breakers.failed_by("ad_1") == {"rep_one"}
-    now[0] += 5
+        breakers.adapter_failed(replica_status(), "ad_1", backoff_s=5)
+    assert breakers.allows(replica_status())
+    assert breakers.failed_by("ad_1") == {"rep_1"}
+    breakers.succeeded(replica_status())  # with another adapter, say
+    assert breakers.failed_by("ad_1") == {"rep_1"}
+    stage.now_s += 5
     assert breakers.failed_by("ad_1") == frozenset()

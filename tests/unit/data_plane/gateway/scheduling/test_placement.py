@@ -18,7 +18,7 @@ from data_plane.gateway.scheduling.placement import (
     rank,
 )
 from data_plane.gateway.scheduling.replica_load import ReplicaLoad, tag
-from tests.fixtures.gateway.requests import inference_request
+from tests.fixtures.gateway.requests import inference_request, replica_status
 
 DIGEST = "a" * 64
 NAME = f"ad_1@{DIGEST}"
@@ -43,12 +43,7 @@ def query(engine_name: str = NAME, *, headroom=True, overdue=False, failed_by=fr
 
 
 def status(replica_id: str, **changes) -> ReplicaStatus:
-    fields = {
-        "id": replica_id, "url": "http://x", "base_model": "m", "state": "ready", "boot_id": "b", "block_tokens": 16,
-        "pages_total": 100, "pages_free": 100, "slots": 4, "running_requests": 0, "waiting_requests": 0,
-        "heartbeat_ms": 0, **changes,
-    }  # fmt: skip
-    return ReplicaStatus(**fields)
+    return replica_status(replica_id, **{"pages_total": 100, "slots": 4, **changes})
 
 
 def load(held: int = 0, adapters: dict[str, int] | None = None, **fields: int) -> ReplicaLoad:
