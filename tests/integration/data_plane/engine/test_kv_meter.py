@@ -23,14 +23,14 @@ def measured(request, tmp_path, monkeypatch):
     base = sync.Scheduler if request.param == "sync" else asynchronous.AsyncScheduler
     kind = type("Measured", (base,), {})
     attach(kind)
-    return SteppedScheduler(folder, kind, blocks=40, block_tokens=BLOCK_TOKENS, sequences=8), KvTableReader(folder)
+    return SteppedScheduler(folder, kind, blocks=24, block_tokens=BLOCK_TOKENS, sequences=8), KvTableReader(folder)
 
 
 def test_its_pages_are_those_of_the_block_tables_through_preemptions_and_aborts(measured):
     stepped, reader = measured
     scheduler, choose, preemptions, in_flight = stepped.scheduler, random.Random(5), 0, []
     shared = [choose.randrange(VOCABULARY) for _ in range(3 * BLOCK_TOKENS)]
-    running = [f"cmpl-req_{number}-0-0a1b2c3d" for number in range(24)]
+    running = [f"cmpl-req_{number}-0-0a1b2c3d" for number in range(12)]
     for number, name in enumerate(running):
         own = [choose.randrange(VOCABULARY) for _ in range(choose.randrange(10, 150))]
         stepped.add(name, shared + own if number % 3 else own, output_tokens=choose.randrange(1, 200))

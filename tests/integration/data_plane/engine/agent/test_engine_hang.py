@@ -8,10 +8,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
+import msgspec
 import openai
 import pytest
 
 from core import redis_keys
+from core.contracts.costs import CostWindow
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.engine.agent_harness import REPLICA, AgentHarness, running_agent
@@ -95,6 +97,9 @@ def test_an_engine_that_keeps_hanging_is_replaced(redis_server, tmp_path):
         with pytest.raises(urllib.error.URLError):
             is_well(harness)
         assert "engine hangs; replacing it" in harness.agent.log.read_text()
+        windows = [fields[b"window"] for _, fields in harness.client.xrange(redis_keys.COST_WINDOWS)]
+        assert windows
+        assert not any(msgspec.json.decode(window, type=CostWindow).final for window in windows)
 
 
 def test_a_slow_probe_delays_no_heartbeat(redis_server, tmp_path):
@@ -128,7 +133,7 @@ def test_an_engine_that_delays_a_probe_while_tokens_are_generated_is_not_hung(re
         asking.join()
 
 
-def test_a_draining_replica_is_still_draining_after_it_recovered(redis_server, tmp_path):
+def test_a_draining_replica_is_draining_after_it_recovered_until_the_drain_is_cancelled(redis_server, tmp_path):
     with running_agent_with_fast_probes(redis_server, tmp_path) as harness:
         harness.client.set(redis_keys.replica_drain(REPLICA), 1)
         becomes(harness, "draining")
@@ -138,3 +143,5 @@ def test_a_draining_replica_is_still_draining_after_it_recovered(redis_server, t
         seen: set[str] = set()
         wait_until(lambda: seen.add(harness.status().state) or "draining" in seen, what="the replica to recover")
         assert seen <= {"unhealthy", "draining"}
+        harness.client.delete(redis_keys.replica_drain(REPLICA))
+        becomes(harness, "ready")

@@ -111,18 +111,6 @@ def test_no_receipt_while_the_engine_has_copies_left(harness, left):
     assert wait_until(lambda: harness.removed(revocation), what="the receipt").in_slots == ()
 
 
-def test_a_digest_that_another_adapter_serves_may_stay_on_the_disk(harness):
-    tenant = harness.publisher.tenant()
-    route = harness.publisher.adapter(tenant, "twin")
-    mine = f"{new_id('ad')}@{route.revisions[route.newest].digest}"
-    for name in (mine, route.engine_name(route.newest)):
-        harness.ask(name)
-    revocation = harness.revoke(mine)
-    receipt = wait_until(lambda: harness.removed(revocation), what="the receipt")
-    assert receipt.on_disk == (mine.partition("@")[2],)
-    assert harness.ask(route.engine_name(route.newest))["choices"]
-
-
 def test_files_leased_by_an_adapter_without_a_route_do_not_delay_a_receipt(harness):
     digest = secrets.token_hex(32)
     mine, unrouted = (f"{new_id('ad')}@{digest}" for _ in range(2))

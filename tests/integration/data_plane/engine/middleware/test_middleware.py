@@ -158,16 +158,6 @@ async def test_memory_full_of_running_adapters_is_503_for_one_more_and_not_for_t
     assert (await harness.chat_until_loaded(names[2])).status == 200
 
 
-async def test_too_many_parallel_loads_are_refused_at_once(make_harness, adapters):
-    harness, names = make_harness(adapter_loads_max=1), [adapters(seed) for seed in range(2)]
-    harness.worker.gate.clear()
-    first = asyncio.create_task(harness.chat(names[0]))
-    await asyncio.sleep(0.2)
-    assert (await harness.chat(names[1])).code == "adapter_loading"
-    harness.worker.gate.set()
-    assert (await first).status == 200
-
-
 async def test_a_caller_that_disconnects_frees_its_share_of_memory(make_harness, adapters):
     harness, names = (
         make_harness(engine_memory_adapters=1, adapter_load_deadline_s=5),

@@ -6,22 +6,16 @@ import json
 import pytest
 
 from data_plane.engine.middleware.middleware import ABORT_PATH
-from data_plane.engine.settings import MiddlewareSettings
-from tests.fixtures.engine.middleware_harness import KEY, MiddlewareHarness, disk_cache
+from tests.fixtures.engine.middleware_harness import running_middleware
 
 ADAPTER = f"ad_{'0' * 26}@{'a' * 64}"
 
 
 @pytest.fixture
-async def harness(tmp_path, monkeypatch):
-    monkeypatch.setenv("TENORA_ENGINE_KEY", KEY)
-    cache = disk_cache(tmp_path / "cache")
-    settings = MiddlewareSettings(engine_run_dir=tmp_path / "run", abort_report_timeout_s=20)
-    harness = MiddlewareHarness(settings, cache)
-    harness.generation.hold = True
-    yield harness
-    await harness.close()
-    cache.close()
+async def harness(tmp_path):
+    async with running_middleware(tmp_path, abort_report_timeout_s=20) as harness:
+        harness.generation.hold = True
+        yield harness
 
 
 class Running:

@@ -52,6 +52,13 @@ class Engine:
         connection = connection or self.connection
         return self.ended.counted(f"chatcmpl-{request_id}", request_id, tenant_id, connection, running, self.front_end)
 
+    async def answer(self, request_id: str, tenant_id: str = "tn_1", tokens: int = 1, **options) -> None:
+        """A request whose one sequence ends after so many tokens."""
+        async with self.run(request_id, tenant_id, **options):
+            self.start(request_id, "s")
+            self.processor.produce("s", tokens)
+            self.processor.end("s")
+
     def start(self, request_id: str, *sequences: str, prompt: int = 10) -> None:
         for each in sequences:
             self.processor.add_request(
@@ -113,11 +120,7 @@ async def test_counts_are_by_tenant_and_by_the_hour_of_the_requests_id(engine):
         ("tn_1", HOUR_MS + 3_600_000),
         ("tn_2", HOUR_MS),
     ):
-        request_id = id_at(ms)
-        async with engine.run(request_id, tenant):
-            engine.start(request_id, "s")
-            engine.processor.produce("s", 1)
-            engine.processor.end("s")
+        await engine.answer(id_at(ms), tenant)
     hours = {(hour.tenant_id, hour.hour_ms): hour.requests for hour in engine.ended.collect(0, at_once=True).hours}
     assert hours == {("tn_1", HOUR_MS): 2, ("tn_1", HOUR_MS + 3_600_000): 1, ("tn_2", HOUR_MS): 1}
 
@@ -125,11 +128,7 @@ async def test_counts_are_by_tenant_and_by_the_hour_of_the_requests_id(engine):
 async def test_a_request_is_counted_a_moment_after_its_end(engine, monkeypatch):
     now = SimpleNamespace(value=100.0)
     monkeypatch.setattr(ended_requests.time, "monotonic", lambda: now.value)
-    request_id = new_id("req")
-    async with engine.run(request_id):
-        engine.start(request_id, "s")
-        engine.processor.produce("s", 2)
-        engine.processor.end("s")
+    await engine.answer(new_id("req"), tokens=2)
     assert engine.ended.collect(0).hours == ()
     now.value += 1.0
     (hour,) = engine.ended.collect(0).hours
@@ -150,20 +149,13 @@ async def test_a_request_whose_gateway_died_is_aborted_and_reported_by_its_id(en
 
 async def test_an_end_that_was_sent_to_a_closed_connection_is_reported_by_its_id(engine):
     request_id = new_id("req")
-    async with engine.run(request_id):
-        engine.start(request_id, "s")
-        engine.processor.produce("s", 3)
-        engine.processor.end("s")
+    await engine.answer(request_id)
     engine.closing = True
     assert [each.request_id for each in engine.ended.collect(0, at_once=True).requests] == [request_id]
 
 
 async def test_without_knowledge_of_the_connection_every_end_is_reported(engine):
-    request_id = new_id("req")
-    async with engine.run(request_id, connection=engine.receive):
-        engine.start(request_id, "s")
-        engine.processor.produce("s", 3)
-        engine.processor.end("s")
+    await engine.answer(new_id("req"), connection=engine.receive)
     assert len(engine.ended.collect(0, at_once=True).requests) == 1
 
 
@@ -206,11 +198,7 @@ async def test_the_agents_own_requests_and_those_that_never_reached_vllm_do_not_
 async def test_only_what_is_new_is_collected_again(engine):
     versions = []
     for _ in range(3):
-        request_id = new_id("req")
-        async with engine.run(request_id, f"tn_{len(versions)}", connection=engine.receive):
-            engine.start(request_id, "s")
-            engine.processor.produce("s", 1)
-            engine.processor.end("s")
+        await engine.answer(new_id("req"), f"tn_{len(versions)}", connection=engine.receive)
         versions.append(engine.ended.collect(0, at_once=True).version)
     newer = engine.ended.collect(versions[1])
     assert ([each.tenant_id for each in newer.hours], len(newer.requests)) == (["tn_2"], 1)
@@ -220,16 +208,8 @@ async def test_only_what_is_new_is_collected_again(engine):
 async def test_beyond_the_limit_tenants_are_counted_together_and_old_hours_forgotten(tmp_path):
     engine = Engine(tmp_path, hours_max=2)
     for tenant in ("tn_1", "tn_2", "tn_3", "tn_4"):
-        request_id = id_at(HOUR_MS)
-        async with engine.run(request_id, tenant):
-            engine.start(request_id, "s")
-            engine.processor.produce("s", 1)
-            engine.processor.end("s")
+        await engine.answer(id_at(HOUR_MS), tenant)
     hours = {hour.tenant_id: hour.requests for hour in engine.ended.collect(0, at_once=True).hours}
     assert hours == {"tn_1": 1, "tn_2": 1, "": 2}
-    later = id_at(HOUR_MS + 7 * 3_600_000)
-    async with engine.run(later, "tn_9"):
-        engine.start(later, "s")
-        engine.processor.produce("s", 1)
-        engine.processor.end("s")
+    await engine.answer(id_at(HOUR_MS + 7 * 3_600_000), "tn_9")
     assert {hour.tenant_id for hour in engine.ended.collect(0, at_once=True).hours} == {"tn_9"}

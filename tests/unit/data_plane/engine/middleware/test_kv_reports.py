@@ -7,8 +7,7 @@ import pytest
 from data_plane.engine import kv_meter, kv_table
 from data_plane.engine.kv_meter import KvMeter
 from data_plane.engine.kv_table import KvTableWriter
-from data_plane.engine.settings import MiddlewareSettings
-from tests.fixtures.engine.middleware_harness import KEY, MiddlewareHarness, disk_cache
+from tests.fixtures.engine.middleware_harness import running_middleware
 
 SEQUENCE = "chatcmpl-req_1-0a1b2c3d"
 
@@ -32,15 +31,11 @@ class Running:
 
 @pytest.fixture
 async def running(tmp_path, monkeypatch):
-    monkeypatch.setenv("TENORA_ENGINE_KEY", KEY)
     clock = SimpleNamespace(now=1000)
     for module in (kv_meter, kv_table):
         monkeypatch.setattr(module, "now_ms", lambda: clock.now)
-    cache = disk_cache(tmp_path / "cache")
-    harness = MiddlewareHarness(MiddlewareSettings(engine_run_dir=tmp_path / "run"), cache)
-    yield Running(harness, clock)
-    await harness.close()
-    cache.close()
+    async with running_middleware(tmp_path) as harness:
+        yield Running(harness, clock)
 
 
 async def test_an_answer_reports_what_its_request_has_held(running):

@@ -3,20 +3,15 @@
 import pytest
 
 from data_plane.engine.middleware.middleware import ABORT_PATH
-from data_plane.engine.settings import MiddlewareSettings
-from tests.fixtures.engine.middleware_harness import KEY, MiddlewareHarness, disk_cache
+from tests.fixtures.engine.middleware_harness import KEY, running_middleware
 
 NAME = f"ad_{'0' * 26}@{'a' * 64}"
 
 
 @pytest.fixture
-async def harness(tmp_path, monkeypatch):
-    monkeypatch.setenv("TENORA_ENGINE_KEY", KEY)
-    cache = disk_cache(tmp_path / "cache")
-    harness = MiddlewareHarness(MiddlewareSettings(engine_run_dir=tmp_path / "run"), cache)
-    yield harness
-    await harness.close()
-    cache.close()
+async def harness(tmp_path):
+    async with running_middleware(tmp_path) as harness:
+        yield harness
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -29,15 +24,11 @@ async def test_generation_needs_the_key(harness, path):
 
 
 async def test_the_previous_key_is_accepted_while_it_is_set_and_vllm_sees_the_current_one(tmp_path, monkeypatch):
-    monkeypatch.setenv("TENORA_ENGINE_KEY", KEY)
     monkeypatch.setenv("TENORA_ENGINE_KEY_PREVIOUS", "the-key-before-this-one")
-    cache = disk_cache(tmp_path / "cache")
-    harness = MiddlewareHarness(MiddlewareSettings(engine_run_dir=tmp_path / "run"), cache)
-    for key, status in ((KEY, 200), ("the-key-before-this-one", 200), ("another-key-altogether", 401)):
-        assert (await harness.ask("POST", "/v1/completions", {"model": ""}, key=key)).status == status
+    async with running_middleware(tmp_path) as harness:
+        for key, status in ((KEY, 200), ("the-key-before-this-one", 200), ("another-key-altogether", 401)):
+            assert (await harness.ask("POST", "/v1/completions", {"model": ""}, key=key)).status == status
     assert harness.generation.authorizations == [f"Bearer {KEY}"] * 2
-    await harness.close()
-    cache.close()
 
 
 @pytest.mark.parametrize(
