@@ -81,13 +81,9 @@ def test_the_work_grows_linearly_with_the_answer(before, endless):
 
     def seconds(chars: int) -> float:
         text = before + ENDLESS[endless] * (chars // len(ENDLESS[endless]))
-        texts = [text[:end] for end in range(0, len(text), 4)]
-        best = float("inf")
-        for _ in range(3):
-            reader, began = ToolCallReader(), time.thread_time()
-            for each in texts:
-                reader.read(each)
-            best = min(best, time.thread_time() - began)
-        return best
+        reader, began = ToolCallReader(), time.thread_time()
+        for end in range(0, len(text), 4):
+            reader.read(text[:end])
+        return time.thread_time() - began
 
-    assert seconds(32_000) < 16 * max(seconds(4_000), 0.001)
+    assert any(seconds(32_000) < 16 * max(seconds(4_000), 0.001) for _ in range(3))

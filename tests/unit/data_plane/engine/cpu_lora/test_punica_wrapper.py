@@ -121,14 +121,14 @@ def check(layer, wrapper, slot_of_token, random, *, is_prefill=False):
     st.booleans(),
     st.integers(0, 2**32 - 1),
 )
-@examples(80)
+@examples(80, 10)
 def test_each_token_gets_its_own_adapter_and_no_other(shape, slot_of_token, ranks, is_prefill, seed):
     layer, wrapper, random = random_layer(shape, seed, ranks)
     check(layer, wrapper, slot_of_token, random, is_prefill=is_prefill)
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
-@pytest.mark.parametrize("tokens", [1, 4, 5, 131])
+@pytest.mark.parametrize("tokens", [5, 131])
 def test_blocks_of_tokens_and_the_remainder_agree(shape, tokens):
     layer, wrapper, random = random_layer(shape, tokens)
     check(layer, wrapper, [2] * tokens, random)
@@ -201,7 +201,7 @@ def test_one_tenants_infinity_stays_in_its_own_rows():
 
 
 @given(st.lists(st.integers(-1, SLOTS - 1), min_size=1, max_size=30), st.booleans(), st.integers(0, 2**32 - 1))
-@examples(30)
+@examples(30, 8)
 def test_other_types_take_the_plain_path_and_agree(slot_of_token, is_prefill, seed):
     random = torch.Generator().manual_seed(seed)
     layer = LoraLayer(*SHAPES["fused"], dtype=torch.float32)
@@ -217,7 +217,7 @@ def test_other_types_take_the_plain_path_and_agree(slot_of_token, is_prefill, se
 
 
 @given(st.lists(st.integers(-1, SLOTS - 1), min_size=1, max_size=20), st.booleans(), st.integers(0, 2**32 - 1))
-@examples(30)
+@examples(30, 8)
 def test_embeddings_and_logits_also_agree(slot_of_token, is_prefill, seed):
     random = torch.Generator().manual_seed(seed)
     wrapper = wrapper_for()

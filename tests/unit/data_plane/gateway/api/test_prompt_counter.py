@@ -7,13 +7,14 @@ import sys
 
 import jinja2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from core.errors import InvalidRequest
 from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.api.prompt_counter import PromptCounter, TokenCountCache, parts_are_independent
+from tests.fixtures.examples import examples
 from tests.fixtures.gateway.tiny_tokenizer import SPECIAL_TOKENS, tiny_route, tokenizer_json
 from tests.fixtures.late_import import LateModule
 
@@ -78,7 +79,6 @@ messages = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(messages=messages)
 def test_chats_count_as_transformers_counts_them(counter, reference, messages):
     ids = reference.apply_chat_template(
@@ -97,7 +97,7 @@ TRIMMING_TEMPLATE = (
 )
 
 
-@settings(deadline=None)
+@examples(100, 8)
 @given(chat=messages, final=st.one_of(plain, st.just("CONTINUE_FINAL_MESSAGE_TAG")), tag=st.booleans())
 @pytest.mark.parametrize(
     "template", [ROUTE.chat_template, TRIMMING_TEMPLATE, TOOLS_TEMPLATE], ids=["own", "trim", "tools"]
@@ -116,7 +116,6 @@ def test_a_continued_message_counts_as_transformers_counts_it(reference, templat
         assert continuing.count(call(continued, continue_final_message=True)) == [len(ids)]
 
 
-@settings(deadline=None)
 @given(contents=st.lists(plain, min_size=1, max_size=50))
 def test_templates_with_every_extension_render_as_transformers_renders_them(tools_counter, reference, contents):
     chat = [{"role": "user", "content": content} for content in contents]

@@ -13,27 +13,28 @@ from tests.fixtures.virtual_time import run_in_virtual_time
 
 YIELDS = "tenora_gateway_queue_yields_total"
 PAGES = 256  # 64 requests of four pages
-SECONDS = 20.0
+SECONDS = 12.0
+soak = pytest.mark.soak
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ([2, 30], [90, 6]),
+        pytest.param([2, 30], [90, 6], marks=soak),
         ([64, 0], [40, 60]),
-        ([10, 10, 10, 10], [100, 0, 30, 0]),
+        pytest.param([10, 10, 10, 10], [100, 0, 30, 0], marks=soak),
     ],
 )
 def test_equal_tenants_get_equal_service_however_they_are_split_over_gateways(ours, theirs):
     stage = Stage(len(ours), pages=PAGES)
 
-    run_in_virtual_time(stage.run(stage.always("one", ours), stage.always("other", theirs), seconds=SECONDS))
+    run_in_virtual_time(stage.run(stage.always("one", ours), stage.always("other", theirs), seconds=2 * SECONDS))
     one, other = stage.tokens("one"), stage.tokens("other")
     assert max(one, other) <= 1.10 * min(one, other)
-    assert one + other >= 0.95 * stage.tokens_at_most(until_s=SECONDS)
+    assert one + other >= 0.95 * stage.tokens_at_most(until_s=2 * SECONDS)
 
 
-@pytest.mark.parametrize("shares", [[1, 1], [0, 1], pytest.param([1] * 8, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("shares", [[0, 1], *(pytest.param([1] * n, marks=soak) for n in (2, 8))])
 def test_a_flood_behind_any_gateway_barely_delays_a_quiet_tenant(shares):
     stage = Stage(len(shares), pages=PAGES, wait_s=3)
     traffic = stage.at_a_rate("quiet", 2, [1] * len(shares)), stage.at_a_rate("flood", 64, shares)
@@ -89,20 +90,20 @@ def test_a_request_larger_than_the_rest_of_a_share_is_served_eventually():
             await asyncio.sleep(3)
             group.create_task(stage.ask("large", 0, tokens=1000))
 
-    run_in_virtual_time(stage.run(scene(), seconds=SECONDS / 2))
+    run_in_virtual_time(stage.run(scene(), seconds=SECONDS))
     (large,) = (each for each in stage.served if each.tenant_id == "large")
     assert large.tokens
     assert large.waited_s <= 4, "two seconds until it is overdue, plus the time until enough pages are free"
 
 
-@pytest.mark.parametrize(("large", "small"), [([2, 0], [0, 12]), ([1, 1], [6, 6])])
+@pytest.mark.parametrize(("large", "small"), [([2, 0], [0, 12]), pytest.param([1, 1], [6, 6], marks=soak)])
 def test_a_request_larger_than_its_share_and_the_free_pages_gets_its_turn(large, small):
     stage = Stage(2, pages=1000)
     traffic = [stage.always(f"small_{number}", small, tokens=304) for number in range(5)]
     traffic.append(stage.always("large", large, tokens=7984, seconds=4.0))  # half of all pages; its share is a sixth
-    run_in_virtual_time(stage.run(*traffic, seconds=2 * SECONDS))
+    run_in_virtual_time(stage.run(*traffic, seconds=3 * SECONDS))
     assert sum(each.tokens > 0 for each in stage.served if each.tenant_id == "large") >= 3
-    assert sum(stage.held_s.values()) >= 0.75 * 2 * SECONDS * 950, "pages kept for it are not idle for long"
+    assert sum(stage.held_s.values()) >= 0.75 * 3 * SECONDS * 950, "pages kept for it are not idle for long"
 
 
 def test_pages_kept_by_another_gateway_are_unavailable_to_adapters_and_base_models():
@@ -120,7 +121,7 @@ def test_pages_kept_by_another_gateway_are_unavailable_to_adapters_and_base_mode
     assert held[0] == pytest.approx(held[1]), "there are slots enough"
 
 
-@pytest.mark.parametrize("apart", [([80], [90], [90]), ([80, 0, 0], [0, 90, 0], [0, 0, 90])])
+@pytest.mark.parametrize("apart", [([80, 0], [0, 90], [90, 0]), pytest.param(([80], [90], [90]), marks=soak)])
 def test_no_pages_are_kept_for_a_request_that_cannot_use_them(apart):
     stage = Stage(len(apart[0]), pages=PAGES // 2, replicas=4)
     stage.change("rep_3", rank_max=64)
@@ -143,7 +144,7 @@ def test_requests_that_fill_a_replica_are_shared_like_small_ones():
     assert (one + other) / 956 >= 0.9 * places
 
 
-@pytest.mark.parametrize("gateways", [1, 4])
+@pytest.mark.parametrize("gateways", [2, pytest.param(4, marks=soak)])
 def test_at_ten_times_the_capacity_fitting_requests_are_served_and_the_rest_refused_at_once(gateways):
     stage = Stage(gateways, pages=PAGES // 4, wait_s=3)
     per_s = stage.tokens_at_most(after_s=0, until_s=1) / 64  # of each of ten tenants
@@ -153,7 +154,7 @@ def test_at_ten_times_the_capacity_fitting_requests_are_served_and_the_rest_refu
     assert sum(tokens) >= 0.95 * stage.tokens_at_most(until_s=SECONDS)
     assert max(tokens) <= 2 * min(tokens), "about twenty requests of each"
     refused = [each.waited_s for each in stage.served if not each.tokens and each.at_s >= 3]
-    assert len(refused) > 1000
+    assert len(refused) > 500
     assert quantile(refused, 0.99) <= 0.05
 
 
@@ -177,7 +178,7 @@ def test_gateways_together_send_a_replica_at_most_as_many_adapters_as_slots():
     assert waited_s["the base model"] < 0.01
 
 
-@pytest.mark.parametrize("draining", [1, 3])
+@pytest.mark.parametrize("draining", [1, pytest.param(3, marks=soak)])
 def test_requests_on_a_draining_replica_do_not_block_the_ready_replica(draining):
     stage, seen = Stage(2, pages=PAGES, replicas=draining + 1), []
 
@@ -200,7 +201,7 @@ def test_requests_on_a_draining_replica_do_not_block_the_ready_replica(draining)
                 await asyncio.sleep(0.1)
 
     run_in_virtual_time(stage.run(scene(), seconds=SECONDS))
-    assert len(seen) > 100
+    assert len(seen) > 50
     assert sum(seen) >= 0.95 * len(seen) * int(0.95 * PAGES), "nearly always, all pages open to all tenants are used"
     one, other = stage.tokens("one"), stage.tokens("other")
     assert max(one, other) <= 1.10 * min(one, other)
