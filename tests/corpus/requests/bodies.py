@@ -257,6 +257,8 @@ BAD_BODIES = [
         _chat("tool with unknown type", "schema_invalid", "tools[0].function.parameters", tools=[_TOOL]),
         _chat("257 KiB of tools", "schema_too_complex", "tools", tools=[_named_tool("a" * 27_000)] * 10),
         _chat("tool choice without tools", "invalid_value", "tool_choice", tool_choice="required"),
+        *[_field("parallel_tool_calls", wrong) for wrong in ("true", 1, 0, [])],
+        _text("parallel tool calls", "unknown_parameter", "parallel_tool_calls", parallel_tool_calls=True),
     ),
     *_row(
         "R25",
@@ -281,6 +283,8 @@ BAD_BODIES = [
             _field("chat_template_kwargs", kwargs, "unsupported_parameter")
             for kwargs in ({"chat_template": "x"}, {"tokenize": True}, {"enable_thinking": False, "tools": []})
         ],
+        _field("chat_template_kwargs", 1),
+        _field("chat_template_kwargs", {"enable_thinking": "no"}, param="chat_template_kwargs.enable_thinking"),
     ),
     *_row(
         "R29",

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_plane.gateway.api.sse import Rewriter, StreamBroken
+from data_plane.gateway.api.token_counts import AdapterLoad
 
 ENGINE = "ad_1@" + "ab" * 32
 SHOWN = 'support "bot" ü'
@@ -238,36 +239,27 @@ def test_events_in_one_read_are_parsed_like_single_events(events, usage_shown):
     assert results[0] == results[1]
 
 
+REPORTS = [
+    (
+        b': tenora-load {"tier":"disk","load_ms":31,"stall_ms":4}',
+        "load",
+        AdapterLoad(tier="disk", load_ms=31, stall_ms=4),
+    ),
+    (b": tenora-aborted [[512,128]]", "aborted_report", b"[[512,128]]"),
+    (b": tenora-kv-page-ms 345", "kv_page_ms", 345),
+]
+
+
+@pytest.mark.parametrize(("report", "name", "read"), REPORTS, ids=["load", "prefills", "page time"])
 @given(cut=st.integers(1, 400), terminator=st.sampled_from([b"\n\n", b"\n"]))
-def test_the_middlewares_load_report_is_read_and_not_passed_on(cut, terminator):
-    word = b': tenora-load {"tier":"disk","load_ms":31,"stall_ms":4}' + terminator
-    stream = chunk("a", 1) + b": ping\n\n" + final(1) + word + b"data: [DONE]\n\n"
-    one = rewriter()
-    out = one.feed(stream[:cut]) + one.feed(stream[cut:])
-    assert one.done
-    assert one.load is not None
-    assert (one.load.tier, one.load.load_ms, one.load.stall_ms) == ("disk", 31, 4)
-    assert b"tenora" not in out
-    assert b"ping" not in out
-
-
-@given(cut=st.integers(1, 400))
-def test_the_middlewares_report_on_aborted_prefills_is_read_and_not_passed_on(cut):
-    stream = chunk("a", 1) + final(1) + b": tenora-aborted [[512,128]]\n\ndata: [DONE]\n\n"
-    one = rewriter()
-    out = one.feed(stream[:cut]) + one.feed(stream[cut:])
-    assert (one.done, one.load, one.aborted_report) == (True, None, b"[[512,128]]")
-    assert b"tenora" not in out
-
-
-@given(cut=st.integers(1, 400))
-def test_the_middlewares_last_report_of_page_time_is_read_and_not_passed_on(cut):
-    report = b": tenora-kv-page-ms "
-    stream = report + b"12\n\n" + chunk("a", 1) + final(1) + report + b"345\n\ndata: [DONE]\n\n"
+def test_the_middlewares_reports_are_read_and_not_passed_on(report, name, read, cut, terminator):
+    before = b": ping\n\n: tenora-kv-page-ms 12\n\n" + chunk("a", 1) + final(1)
+    stream = before + report + terminator + b"data: [DONE]\n\n"
     plain, one = rewriter(), rewriter()
     out = one.feed(stream[:cut]) + one.feed(stream[cut:])
     assert out == plain.feed(chunk("a", 1) + final(1) + b"data: [DONE]\n\n")
-    assert (one.done, one.counts().kv_page_ms, plain.counts().kv_page_ms) == (True, 345, None)
+    assert (one.done, getattr(one.counts() if name == "kv_page_ms" else one, name)) == (True, read)
+    assert (plain.load, plain.aborted_report, plain.counts().kv_page_ms) == (None, None, None)
 
 
 @pytest.mark.parametrize("word", [b"", b"-1", b"1.5", b"\xb2", b"9" * 16, b"nonsense"])
