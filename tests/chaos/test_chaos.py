@@ -17,11 +17,17 @@ from tests.conftest import create_database, wait_until
 
 
 @pytest.fixture(scope="module")
-def running_platform(postgres_server, migrated_template, tmp_path_factory):
+def bare_platform(postgres_server, migrated_template, tmp_path_factory):
+    """Billing and the stores, without a gateway."""
     database = create_database(postgres_server, "chaos", migrated_template)
     with platform(tmp_path_factory.mktemp("chaos"), database) as made:
-        fixture.prepare(made)
         yield made
+
+
+@pytest.fixture(scope="module")
+def running_platform(bare_platform):
+    fixture.prepare(bare_platform)
+    return bare_platform
 
 
 @pytest.mark.soak
@@ -61,23 +67,25 @@ def test_a_verdict_allows_only_the_exceptions_of_its_row(running_platform):
     assert "req_short" in judge(running_platform, before, crashed=frozenset()).problems[0]
 
 
-def test_the_ledger_check_finds_a_counter_that_is_not_the_ledgers(running_platform):
-    key = running_platform.tenant()
-    fixture.unary_calls(running_platform.gateways["gw_one"], key, 1)
-    tenant = running_platform.tenants[key]
-    wait_until(lambda: fixture.records(running_platform, key), what="the bill")
-    running_platform.signal("billing", signal.SIGSTOP)  # it would repair the counters
+def test_the_ledger_check_finds_a_counter_that_is_not_the_ledgers(bare_platform):
+    bare_platform.witness("rep_alone")
+    gateway, key = bare_platform.gateway("gw_alone"), bare_platform.tenant()
+    wait_until(lambda: fixture.unary_calls(gateway, key, 1)[0].end == "done", what="an answer")
+    tenant = bare_platform.tenants[key]
+    wait_until(lambda: fixture.records(bare_platform, key), what="the bill")
+    bare_platform.signal("billing", signal.SIGSTOP)  # it would repair the counters
     try:
-        assert ledger_check.problems(running_platform, ledger_check.recorded(running_platform), [tenant]) == []
-        for level in (redis_keys.tenant_quota(tenant), redis_keys.key_quota(tenant, running_platform.key_ids[tenant])):
+        assert ledger_check.problems(bare_platform, ledger_check.recorded(bare_platform), [tenant]) == []
+        for level in (redis_keys.tenant_quota(tenant), redis_keys.key_quota(tenant, bare_platform.key_ids[tenant])):
             for counter in ("month_used", "spent_nanos", "concurrent"):
-                running_platform.client.hincrby(level, counter, 1)
-                assert (
-                    len(ledger_check.problems(running_platform, ledger_check.recorded(running_platform), [tenant])) == 1
-                )
-                running_platform.client.hincrby(level, counter, -1)
+                bare_platform.client.hincrby(level, counter, 1)
+                assert len(ledger_check.problems(bare_platform, ledger_check.recorded(bare_platform), [tenant])) == 1
+                bare_platform.client.hincrby(level, counter, -1)
     finally:
-        running_platform.signal("billing", signal.SIGCONT)
+        bare_platform.signal("billing", signal.SIGCONT)
+    for name in ("gw_alone", "rep_alone"):
+        bare_platform.retire(name)
+    del bare_platform.witnesses["rep_alone"]  # the rows of the matrix have replicas of their own
 
 
 @pytest.mark.soak
