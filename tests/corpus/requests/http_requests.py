@@ -194,7 +194,7 @@ ELSEWHERE = {
         f"{_GATEWAY}/quota/test_limits.py::test_requests_per_minute",
         f"{_GATEWAY}/quota/test_limits.py::test_tokens_per_minute_counts_max_tokens_and_refunds_unused_tokens",
     ),
-    "R37": (f"{_GATEWAY}/quota/test_limits.py::test_two_hundred_requests_at_the_edge_never_oversell",),
+    "R37": (f"{_GATEWAY}/quota/test_spend.py::test_fifty_concurrent_requests_of_a_hundred_spend_exactly_a_thousand",),
     "R38": (
         f"{_GATEWAY}/request/test_idempotency.py::test_the_same_key_with_another_body_or_path_is_refused",
         f"{_GATEWAY}/request/test_idempotency.py::test_a_second_request_during_the_first_is_asked_to_wait",

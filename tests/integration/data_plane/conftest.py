@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,10 @@ import redis.asyncio
 from core import redis_keys
 from core.contracts.usage import UsageEvent
 from data_plane.gateway.quota.reservation import Reservations
-from tenora.stack.program import Program
+from tenora.stack.program import Program, free_port
 from tests.conftest import TLS, wait_until
 from tests.fixtures import processes
+from tests.fixtures.faults.tcp_proxy import FaultsProxy, faults_proxy
 from tests.fixtures.gateway.published import Publisher
 from tests.fixtures.quota.levels import connected, scripts
 
@@ -35,11 +35,22 @@ class Stack:
 
     client: redis.Redis
     publisher: Publisher
-    witness: processes.WitnessProcess
+    witnesses: dict[str, processes.WitnessProcess]
+    proxies: dict[str, FaultsProxy]
     gateway: processes.GatewayProcess
     folder: Path
     redis_url: str
     opened: contextlib.ExitStack
+
+    @property
+    def witness(self) -> processes.WitnessProcess:
+        """The first of them."""
+        return next(iter(self.witnesses.values()))
+
+    def held_pages(self) -> int:
+        """The pages that reservations hold on all witnesses."""
+        keys = map(redis_keys.replica_held_pages, self.witnesses)
+        return sum(int(self.client.hget(key, "total") or 0) for key in keys)
 
     def tenant(self, **limits: int) -> "Tenant":
         tenant_id = self.publisher.tenant(**limits)
@@ -51,18 +62,39 @@ class Stack:
 
 
 @contextlib.contextmanager
-def separate_stack(
-    folder: Path, *, witness_first_token_s: float = 0, **settings: object
-) -> Iterator[tuple[Stack, subprocess.Popen[bytes], Program]]:
-    """A stack whose Valkey can be stopped; also returns the server and a function that starts it again."""
+def running_stack(
+    folder: Path,
+    redis_url: str,
+    witnesses: dict[str, dict[str, object]],
+    gateway_settings: dict[str, object],
+    *,
+    proxied: bool = False,
+) -> Iterator[Stack]:
+    """Witnesses by id with these options, and a gateway in front of them; ``proxied`` puts a proxy before each."""
     with contextlib.ExitStack() as up:
-        valkey = up.enter_context(processes.valkey(folder))
-        publisher = Publisher(valkey.client, processes.PEPPER)
+        client = up.enter_context(emptied(redis_url))
+        publisher = Publisher(client, processes.PEPPER)
         publisher.base_model()
-        witness = up.enter_context(processes.witness(folder, valkey.url, first_token_s=witness_first_token_s))
-        gateway = up.enter_context(processes.gateway(folder, valkey.url, **settings))
-        opened = up.enter_context(contextlib.ExitStack())
-        stack = Stack(valkey.client, publisher, witness, gateway, folder, valkey.url, opened)
+        proxies: dict[str, FaultsProxy] = {}
+        started = {}
+        for name, options in witnesses.items():
+            port, public = free_port(), {}
+            if proxied:
+                proxies[name] = up.enter_context(faults_proxy(port))
+                public["public_port"] = proxies[name].port
+            started[name] = up.enter_context(processes.witness(folder, redis_url, name, port=port, **public, **options))
+        gateway = up.enter_context(processes.gateway(folder, redis_url, **gateway_settings))
+        yield Stack(client, publisher, started, proxies, gateway, folder, redis_url, contextlib.ExitStack())
+
+
+@contextlib.contextmanager
+def separate_stack(folder: Path, **settings: object) -> Iterator[tuple[Stack, subprocess.Popen[bytes], Program]]:
+    """A stack whose Valkey can be stopped; also returns the server and a function that starts it again."""
+    with (
+        processes.valkey(folder) as valkey,
+        running_stack(folder, valkey.url, {"rep_one": {}}, settings) as stack,
+        stack.opened,
+    ):
         yield stack, valkey.process, valkey.program
 
 
@@ -164,22 +196,31 @@ def gateway_settings() -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def module_stack(redis_server, tmp_path_factory, gateway_settings) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("stack")
-    with emptied(redis_server) as client:
-        publisher = Publisher(client, processes.PEPPER)
-        publisher.base_model()
-        with (
-            processes.witness(folder, redis_server) as witness,
-            processes.gateway(folder, redis_server, **{**BRISK, **gateway_settings}) as gateway,
-        ):
-            yield Stack(client, publisher, witness, gateway, folder, redis_server, contextlib.ExitStack())
+def witnesses() -> dict[str, dict[str, object]]:
+    """The options of a file's witnesses by id."""
+    return {"rep_one": {}}
+
+
+@pytest.fixture(scope="module")
+def proxied() -> bool:
+    """Whether each witness has a proxy before it."""
+    return False
+
+
+@pytest.fixture(scope="module")
+def module_stack(redis_server, tmp_path_factory, witnesses, gateway_settings, proxied) -> Iterator[Stack]:
+    settings, folder = {**BRISK, **gateway_settings}, tmp_path_factory.mktemp("stack")
+    with running_stack(folder, redis_server, witnesses, settings, proxied=proxied) as stack:
+        yield stack
 
 
 @pytest.fixture
 def stack(module_stack) -> Iterator[Stack]:
-    """The file's stack, with a witness without faults."""
-    module_stack.witness.faults()
+    """The file's stack, with witnesses without faults."""
+    for name, witness in module_stack.witnesses.items():
+        witness.faults()
+        if name in module_stack.proxies:
+            module_stack.proxies[name].set()
     with module_stack.opened:
         yield module_stack
     assert module_stack.gateway.process.poll() is None
@@ -190,10 +231,3 @@ def stack(module_stack) -> Iterator[Stack]:
 def tenant(stack) -> Tenant:
     """A tenant with ample limits."""
     return stack.tenant()
-
-
-def seconds_until(condition, timeout_s: float = 10) -> float:
-    """The time until a condition is true."""
-    began = time.monotonic()
-    wait_until(condition, timeout_s=timeout_s)
-    return time.monotonic() - began

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from core import api_keys
 from core.contracts.grants import KeyGrant, KeyLimits, TenantGrant
-from core.contracts.replicas import ReplicaStatus
 from core.contracts.routes import AdapterRoute, RevisionRoute
 from core.contracts.usage import AbortedPrefill
 from core.errors import Forbidden, NotFound, Unauthenticated
@@ -23,14 +22,10 @@ from data_plane.gateway.settlement.usage_event import RequestRun, usage_event
 from data_plane.gateway.state.authenticate import Caller, authenticate
 from data_plane.gateway.state.snapshot import Tables
 from tests.fixtures.gateway.published import AMPLE
-from tests.fixtures.gateway.requests import inference_request
+from tests.fixtures.gateway.requests import inference_request, replica_status
 from tests.fixtures.gateway.tiny_tokenizer import tiny_route
 
 PEPPER = b"pepper"
-REPLICA = ReplicaStatus(
-    id="rep_1", url="", base_model="m", state="ready", boot_id="b", block_tokens=32, pages_total=8, pages_free=8,
-    slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=0,
-)  # fmt: skip
 
 
 def caller_of(built: Tables, tenant_id: str) -> Caller:
@@ -157,6 +152,14 @@ def test_a_weighted_alias_skips_an_absent_revision():
     assert {named(built, "tn_1", "bot", f"req_{n}") for n in range(50)} == {"ad_1@" + "c" * 64}
 
 
+def test_one_digest_in_two_adapters_has_two_engine_names():
+    """An engine's prefix cache distinguishes adapters by name, so nothing of one is reused for the other."""
+    built = tables()
+    twin = replace(built.adapters["tn_1"]["bot"], adapter_id="ad_2", tenant_id="tn_2")
+    built.adapters["tn_2"] = {"bot": twin}
+    assert [named(built, tenant, "bot") for tenant in ("tn_1", "tn_2")] == [f"ad_{n}@{'d' * 64}" for n in (1, 2)]
+
+
 def test_another_tenants_adapter_looks_absent():
     built = tables()
     answers = []
@@ -276,8 +279,8 @@ def test_each_message_names_the_limit_its_value_and_the_fix(blocked_by, wait_us,
 
 
 RUN = RequestRun(
-    replica=REPLICA, outcome="done", started_at_ms=1, settled_at_ms=2, on_replica_ms=40, generating_ms=30,
-    first_token_ms=7, duration_ms=50, load=None,
+    replica=replica_status(block_tokens=32), outcome="done", started_at_ms=1, settled_at_ms=2, on_replica_ms=40,
+    generating_ms=30, first_token_ms=7, duration_ms=50, load=None,
 )  # fmt: skip
 
 

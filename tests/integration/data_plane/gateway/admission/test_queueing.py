@@ -3,55 +3,40 @@
 The replica holds every answer after its first token until the test releases it.
 """
 
-import contextlib
 import threading
 import time
-from dataclasses import replace
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
-from core import redis_keys
 from core.contracts.grants import Prices
 from tests.conftest import wait_until
 from tests.fixtures import processes
-from tests.fixtures.gateway.published import Publisher
-from tests.integration.data_plane.conftest import BRISK, Stack, Tenant, chat, emptied
+from tests.integration.data_plane.conftest import Stack, Tenant, chat
 
 PAGES = 8  # two requests of 26 + 33 tokens
 TOKENS = 33
 HELD = {"output_tokens": TOKENS, "token_interval_s": 0, "held": True}
-SETTINGS = {
-    **BRISK, "queue_wait_s": 60, "queue_overdue_after_s": 60, "queue_requests_max": 4, "inter_token_s": 60,
-    "first_byte_s": 60, "engine_stalled_s": 60,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def small(redis_server, tmp_path_factory):
-    """One replica of two slots and pages for two requests, without a gateway."""
-    folder = tmp_path_factory.mktemp("small")
-    with contextlib.ExitStack() as up:
-        client = up.enter_context(emptied(redis_server))
-        publisher = Publisher(client, processes.PEPPER)
-        publisher.base_model()
-        yield client, publisher, up.enter_context(processes.witness(folder, redis_server, pages=PAGES, slots=2))
+def witnesses():
+    """One replica of two slots and pages for two requests."""
+    return {"rep_one": {"pages": PAGES, "slots": 2}}
 
 
 @pytest.fixture(scope="module")
-def gateway(small, redis_server, tmp_path_factory):
-    with processes.gateway(tmp_path_factory.mktemp("one"), redis_server, "one", **SETTINGS) as running:
-        yield running
+def gateway_settings():
+    long = ("queue_wait_s", "queue_overdue_after_s", "inter_token_s", "first_byte_s", "engine_stalled_s")
+    return {**dict.fromkeys(long, 60), "queue_requests_max": 4}
 
 
 @pytest.fixture
-def stack(small, gateway, redis_server, tmp_path):
-    client, publisher, witness = small
-    witness.faults(**HELD)
-    with contextlib.ExitStack() as opened:
-        yield Stack(client, publisher, witness, gateway, tmp_path, redis_server, opened)
-    wait_until(lambda: int(client.hget(redis_keys.replica_held_pages("rep_one"), "total") or 0) == 0)
+def stack(stack):
+    stack.witness.faults(**HELD)
+    yield stack
+    wait_until(lambda: stack.held_pages() == 0)
 
 
 class Asked(threading.Thread):
@@ -162,54 +147,6 @@ def test_a_full_queue_refuses_without_asking_redis_and_admits_a_tenant_with_fewe
     )
     finish(stack.witness, streams, [thread for thread in backlog if thread not in pushed_out], [newcomer])
     assert [thread.error.code for thread in pushed_out] == ["overloaded"]
-
-
-def test_a_refused_request_finds_room_after_the_announced_time(stack, redis_server, tmp_path):
-    """Two run at a time, so the last of four waiting requests is taken when two pairs have run."""
-    fresh = processes.gateway(tmp_path, redis_server, "fresh", **SETTINGS)  # has not seen how fast its queue empties
-    stack = replace(stack, gateway=stack.opened.enter_context(fresh))
-    tenant = stack.tenant()
-    client = tenant.sdk()
-    streams = fill(client)
-    since = time.monotonic()
-    backlog = queued(stack, tenant, client, 4)
-    paces_s = []
-    for _ in range(3):  # a rate is known once a request has waited for a second and one was taken
-        began = time.monotonic()
-        time.sleep(0.6)  # how long a pair runs
-        stack.witness.release(2)
-        wait_until(lambda: waiting(stack.gateway) == 2, what="two to be taken")
-        paces_s.append(time.monotonic() - began)
-        backlog += queued(stack, tenant, client, 2)
-    with pytest.raises(openai.InternalServerError) as caught:
-        chat(client, max_tokens=TOKENS)
-    error, observed_s = caught.value, time.monotonic() - since
-    assert (error.status_code, error.code) == (503, "overloaded")
-    announced_s = int(error.response.headers["retry-after-ms"]) / 1000
-    assert announced_s <= int(error.response.headers["retry-after"]) < announced_s + 1
-    assert min(paces_s) <= announced_s <= 2 * observed_s
-    for _ in range(min(2, max(1, int(announced_s / max(paces_s))))):  # as many pairs as run in that time; two wait
-        before = waiting(stack.gateway)
-        stack.witness.release(2)
-        wait_until(lambda before=before: waiting(stack.gateway) == before - 2, what="two more to be taken")
-    backlog += queued(stack, tenant, client, 1)
-    stack.witness.faults(**HELD | {"held": False})
-    stack.witness.release(2)
-    served(backlog)
-    for stream in streams:
-        list(stream)
-
-
-def test_pages_that_another_gateway_releases_are_seen(stack, promised_s):
-    other = stack.opened.enter_context(processes.gateway(stack.folder, stack.redis_url, "two", **SETTINGS))
-    tenant = stack.tenant()
-    elsewhere, here = tenant.sdk(other.url), tenant.sdk()
-    streams = fill(elsewhere)
-    waits = queued(stack, tenant, here, 1)
-    finish(stack.witness, streams)
-    released = time.monotonic()
-    served(waits)
-    assert waits[0].ended_at - released < promised_s(2)
 
 
 def test_a_flex_request_waits_for_default_ones_and_pays_the_batch_factor(stack):

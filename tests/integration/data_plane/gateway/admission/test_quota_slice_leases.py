@@ -13,45 +13,30 @@ from data_plane.gateway.admission.quota_slices import QuotaSlices, lease_s
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.quota.allowance import Allowance
 from data_plane.gateway.quota.reservation import Reservations
-from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.settlement.journal import Journal
-from data_plane.gateway.settlement.redis_data_loss import RedisDataLossDetector
-from data_plane.gateway.settlement.replay_buffer import ReplayBuffer
-from data_plane.gateway.settlement.settler import Settler
-from data_plane.gateway.state.redis_clock import RedisClock
 from tests.fixtures.gateway.published import AMPLE
-from tests.fixtures.gateway.requests import inference_request
+from tests.fixtures.gateway.requests import inference_request, settings_with
+from tests.fixtures.gateway.settlement_setup import settler
 from tests.fixtures.quota.levels import BLOCK, connected, granted
-from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
 LEASE_S = 80
-SETTINGS = GatewaySettings(
-    redis_url="redis://x", key_pepper="p" * 16, engine_key="e" * 16, salt_secret="s" * 16,
-    snapshot_public_keys=PUBLIC_KEYS, quota_slice_requests=2, quota_slice_tokens=256,
-)  # fmt: skip
+SETTINGS = settings_with(quota_slice_requests=2, quota_slice_tokens=256)
 
 
 @pytest.fixture
-async def place(redis_settings, tmp_path):
+async def place(redis_settings):
     """Redis, slices of one gateway, and the object that releases them."""
     async with connected(redis_settings.redis_url) as (redis, line):
         quota = Reservations(line, lease_s=LEASE_S, settled_marker_s=60)
-        journal = Journal(tmp_path, "gw_1", segment_max_bytes=4096, bytes_max=65_536)
-        memory, kept = RedisDataLossDetector(line, "gw_1", ttl_s=60), ReplayBuffer(journal, retention_s=1, count_max=10)
-        settler = Settler(
-            quota, journal, memory, kept, RedisClock(), deadline_s=1, retry_s=0.1, marker_s=60, backlog_max=100
-        )  # fmt: skip
-        yield redis, QuotaSlices(quota, settler, SETTINGS, lease_s=LEASE_S), settler
+        settling, own = settler(redis_settings.redis_url)
+        yield redis, QuotaSlices(quota, settling, SETTINGS, lease_s=LEASE_S), settling
+        await own.close()
 
 
-def sliced(request_id: str = "req_1") -> tuple[InferenceRequest, Allowance]:
+def sliced(**more: int) -> tuple[InferenceRequest, Allowance]:
     """A request whose plan allows quota slices, and what its caller may take."""
-    limits = msgspec.structs.replace(AMPLE, when_quota_is_unavailable="slice")
+    limits = msgspec.structs.replace(AMPLE, when_quota_is_unavailable="slice", **more)
     allowed = granted(limits=limits)
-    request = inference_request(
-        allowed.tenant_id, request_id=request_id, limits=limits, prompt_tokens=10, max_tokens=20
-    )
-    return request, allowed
+    return inference_request(allowed.tenant_id, limits=limits, prompt_tokens=10, max_tokens=20), allowed
 
 
 def aged(slices: QuotaSlices, seconds: float) -> None:
@@ -102,6 +87,19 @@ async def test_slices_are_renewed_long_before_they_are_too_old_and_not_in_every_
     await asyncio.sleep(0.002)  # expiries are in whole milliseconds
     await slices.run_once()
     assert min(await expiries(redis, request)) > max(before)
+
+
+async def test_slices_of_two_gateways_never_exceed_a_limit(place):
+    """A month with room for three slices: together they serve three requests without Redis, not four."""
+    redis, slices, settling = place
+    other = QuotaSlices(slices._reservations, settling, SETTINGS, lease_s=LEASE_S)
+    request, allowed = sliced(tokens_per_month=256 * 3 + 100)
+    for each in (slices, other):
+        each.record(request, allowed)
+        await each.run_once()
+    spent = [each.spend(request, allowed, BLOCK) for each in (slices, other) for _ in range(3)]
+    assert len([each for each in spent if each is not None]) == 3
+    assert await redis.hget(redis_keys.tenant_quota(request.tenant_id), "month_held") == b"768"
 
 
 async def test_if_redis_lost_one_slice_all_of_its_callers_slices_are_returned_and_taken_again(place):

@@ -1,6 +1,5 @@
 """While Redis does not answer, a plan with quota slices is served only from reservations made in advance."""
 
-import contextlib
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -71,27 +70,6 @@ def test_slices_are_spent_during_a_redis_outage_then_settled_and_taken_again(own
     stack.gateway.process.send_signal(signal.SIGTERM)
     stack.gateway.process.wait(20)
     assert tenant.holds_nothing()
-
-
-def test_slices_never_exceed_a_limit_and_are_returned_for_others(own):
-    """Two gateways, and a ceiling for three slices: together they serve three requests without Redis, not four."""
-    stack, valkey, _ = own
-    tenant = stack.tenant(when_quota_is_unavailable="slice", tokens_per_month=256 * 3 + 100)
-    with processes.gateway(stack.folder, stack.redis_url, "second", **PATIENT) as second:
-        clients = [tenant.sdk(), tenant.sdk(second.url)]
-        stack.witness.faults(output_tokens=1)
-        for client in clients:
-            chat(client, max_tokens=1)
-        wait_until(lambda: slices_ready(tenant, stack.gateway, second, slices=3), what="slices of both")
-        valkey.send_signal(signal.SIGSTOP)
-        served = 0
-        for client in clients * 3:
-            with contextlib.suppress(openai.InternalServerError):
-                chat(client, max_tokens=1)
-                served += 1
-        valkey.send_signal(signal.SIGCONT)
-        assert served == 3
-        wait_until(lambda: len(tenant.events()) == 5, what="the settlements")
 
 
 def test_a_slice_whose_replica_fails_moves_to_another_and_leaves_no_hold(own):

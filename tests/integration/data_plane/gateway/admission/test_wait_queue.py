@@ -12,7 +12,7 @@ import redis.asyncio
 
 from core import redis_keys
 from core.contracts.grants import ServiceTier
-from core.contracts.replicas import ReplicaStatus, Residency
+from core.contracts.replicas import Residency
 from core.errors import TooManyRequests, Unavailable
 from data_plane.gateway.admission.assignment import Assignment
 from data_plane.gateway.admission.fair_queue import QueueBounds
@@ -25,7 +25,7 @@ from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
 from data_plane.gateway.scheduling.placement import PlacementCosts, rank
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.state.redis_clock import RedisClock
-from tests.fixtures.gateway.requests import inference_request
+from tests.fixtures.gateway.requests import inference_request, replica_status
 
 COSTS = PlacementCosts(
     store_ms=600, disk_ms=50, slot_ms=35, prompt_token_ms=0.05, running_ms=2, headroom_share=0.0
@@ -39,12 +39,8 @@ FLEX_WAIT_S = 50.0
 async def queue(redis_settings) -> AsyncIterator[WaitQueue]:
     """One replica of ten pages and one slot."""
     async with redis.asyncio.Redis.from_url(redis_settings.redis_url) as client:
-        status = ReplicaStatus(
-            id="rep_1", url="", base_model="m", state="ready", boot_id="b", block_tokens=16, pages_total=10,
-            pages_free=10, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=1, residency_version=1,
-        )  # fmt: skip
         residency = Residency(replica_id="rep_1", boot_id="b", version=1, slots=(None,), memory=(), disk=())
-        await client.set(redis_keys.replica("rep_1"), msgspec.json.encode(status))
+        await client.set(redis_keys.replica("rep_1"), msgspec.json.encode(replica_status(residency_version=1)))
         await client.set(redis_keys.replica_residency("rep_1"), msgspec.json.encode(residency))
         await client.zadd(redis_keys.REPLICAS, {"rep_1": 1})
         neighbours = GatewayPeers("gw_1", RedisClock(), stale_ms=1000)

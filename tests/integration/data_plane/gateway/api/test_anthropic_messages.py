@@ -102,47 +102,6 @@ def test_a_message_stream_has_named_events_and_a_ping(stack, claude, tenant):
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
-def test_a_conversation_with_tools_is_translated_in_both_directions(claude, stack):
-    answer = ask(claude, tools=TOOLS, messages=[{"role": "user", "content": "get_weather please"}])
-    (block,) = answer.content
-    assert (block.type, block.name, block.input, answer.stop_reason) == ("tool_use", "get_weather", WEATHER, "tool_use")
-    result = {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "sunny"}]}
-    reply = ask(
-        claude,
-        tools=TOOLS,
-        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
-        messages=[
-            {"role": "user", "content": "get_weather please"},
-            {"role": "assistant", "content": answer.content},
-            {"role": "user", "content": [result, {"type": "text", "text": "and now?"}]},
-        ],
-    )
-    assert reply.stop_reason == "end_turn"
-    messages = stack.witness.received()[-1]["body"]["messages"]
-    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "user"]
-    assert messages[0]["content"] == "Be brief."
-    call = messages[2]["tool_calls"][0]
-    assert json.loads(call["function"]["arguments"]) == WEATHER
-    assert (messages[3]["tool_call_id"], messages[3]["content"]) == (call["id"], "sunny")
-
-
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
-def test_a_forced_tool_call_is_streamed(claude, choice):
-    with claude.messages.stream(
-        model="tiny-chat", max_tokens=64, messages=HI, tools=TOOLS, tool_choice=choice
-    ) as stream:
-        partial = "".join(event.partial_json for event in stream if event.type == "input_json")
-        final = stream.get_final_message()
-    assert json.loads(partial) == final.content[0].input == WEATHER
-    assert final.stop_reason == "tool_use"
-
-
-def test_a_schema_makes_the_answer_json(claude):
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
-    answer = ask(claude, output_config={"format": {"type": "json_schema", "schema": schema}})
-    assert json.loads(answer.content[0].text) == {"a": 7}
-
-
 def test_tokens_are_counted_as_they_are_billed(claude, tenant):
     fields = {"model": "tiny-chat", "messages": HI, "system": "Be brief.", "tools": TOOLS}
     counted = claude.messages.count_tokens(**fields).input_tokens

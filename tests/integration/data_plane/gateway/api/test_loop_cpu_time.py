@@ -5,12 +5,11 @@ CPU time of the thread is measured, not time: other work on the machine does not
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import time
-from functools import cache
 
 import msgspec
-import pytest
 import redis.asyncio
 from tokenizers import AddedToken, Tokenizer
 
@@ -32,7 +31,6 @@ def default(setting: str) -> int:
     return GatewaySettings.model_fields[setting].default
 
 
-@cache
 def crowded_tokenizer() -> bytes:
     """Special tokens, which are searched in messages, and ordinary ones, at which a rendered prompt is split."""
     tokenizer = Tokenizer.from_str(tokenizer_json().decode())
@@ -72,9 +70,9 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("body", BODIES)
-async def test_no_body_takes_more_than_20_ms_of_the_loops_cpu_time_at_once(redis_settings, body):
-    tokenizer, raw = crowded_tokenizer(), BODIES[body]()
+async def test_no_body_takes_more_than_20_ms_of_the_loops_cpu_time_at_once(redis_settings):
+    """One test, since the crowded tokenizer takes longer to load than a body to count."""
+    tokenizer = crowded_tokenizer()
     route = msgspec.structs.replace(
         tiny_route(context_tokens=2_000_000), tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest()
     )
@@ -86,12 +84,12 @@ async def test_no_body_takes_more_than_20_ms_of_the_loops_cpu_time_at_once(redis
             load_s=5,
         )  # fmt: skip
 
-        async def serve() -> None:
+        async def serve(raw: bytes) -> None:
             """The steps of request/preparation.py that look at the whole body."""
+            kind = "chat" if b'"messages"' in raw[:64] else "completion"
             if len(raw) <= default("parse_inline_max_bytes"):
-                call = parse_call("chat" if b'"messages"' in raw[:64] else "completion", raw, BodyLimits(24, 256))
+                call = parse_call(kind, raw, BodyLimits(24, 256))
             else:
-                kind = "chat" if b'"messages"' in raw[:64] else "completion"
                 call = await threads.run("tn_a", parse_call, kind, raw, BodyLimits(24, 256))
             await asyncio.sleep(0)
             with contextlib.suppress(AppError):  # a special token in it
@@ -99,11 +97,13 @@ async def test_no_body_takes_more_than_20_ms_of_the_loops_cpu_time_at_once(redis
             await asyncio.sleep(0)
             engine_body(call, model=route.id, max_tokens=8, cache_salt="salt")
 
+        bursts: dict[str, list[float]] = {}
         try:
-            await serve()  # loads the tokenizer
-            bursts: list[float] = []
-            while len(bursts) < TRIES and not (bursts and bursts[-1] <= BURST_S):
-                bursts.append(await longest_turn_s(serve, time.thread_time))
+            await serve(chat(["hi"]))  # loads the tokenizer
+            for name, body in BODIES.items():
+                raw, tries = body(), bursts.setdefault(name, [])
+                while len(tries) < TRIES and not (tries and tries[-1] <= BURST_S):
+                    tries.append(await longest_turn_s(functools.partial(serve, raw), time.thread_time))
         finally:
             threads.close()
-    assert bursts[-1] <= BURST_S, bursts
+    assert {name: tries for name, tries in bursts.items() if tries[-1] > BURST_S} == {}

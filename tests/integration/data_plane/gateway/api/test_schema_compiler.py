@@ -12,14 +12,12 @@ import prometheus_client
 import psutil
 import pytest
 import redis.asyncio
-from pydantic import SecretStr
 
 from core.errors import InvalidRequest, TooManyRequests, Unavailable
 from data_plane.gateway.api.openai_request import BodyLimits, parse_call
 from data_plane.gateway.api.schema_compiler import SchemaCompiler
-from data_plane.gateway.settings import GatewaySettings
+from tests.fixtures.gateway.requests import settings_with
 from tests.fixtures.gateway.tiny_tokenizer import tiny_route
-from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 from tests.integration.data_plane.conftest import chat
 
 HUGE = {"anyOf": [{"type": "string", "maxLength": 1_000_000 + number} for number in range(120)]}
@@ -129,16 +127,7 @@ async def test_a_gateway_without_a_compiler_or_a_tokenizer_serves_nothing(stack)
 
 
 def compiler(client: redis.asyncio.Redis, url: str, **changes: float) -> SchemaCompiler:
-    secret = SecretStr("a secret of the tests")
-    settings = GatewaySettings(
-        redis_url=url,
-        key_pepper=secret,
-        engine_key=secret,
-        salt_secret=secret,
-        snapshot_public_keys=PUBLIC_KEYS,
-        **changes,
-    )
-    return SchemaCompiler(client, settings)
+    return SchemaCompiler(client, settings_with(redis_url=url, **changes))
 
 
 def asks(schema: dict):
@@ -208,22 +197,3 @@ def test_new_schemas_are_rate_limited_per_tenant_and_cached_ones_are_not(stack):
     known = schema_of({"type": "string", "maxLength": 1})
     assert post(stack, greedy, max_tokens=1, response_format=known).status_code == 200
     assert chat(client, response_format=schema_of({"type": "string", "maxLength": 99})).choices
-
-
-@pytest.mark.parametrize("change", ["a name", "an order"])
-def test_renamed_or_moved_tools_are_rationed_like_new_schemas(stack, change):
-    """The engine compiles all tools with their names as one grammar, so each variant is compiled here first."""
-    tenant = stack.tenant()
-    tenant.sdk()
-
-    def ask(number: int) -> httpx.Response:
-        names = [f"look_{number}", "up"] if change == "a name" else [f"f{place}" for place in range(14)]
-        if change == "an order":
-            names = names[number:] + names[:number]
-        tools = [{"type": "function", "function": {"name": name, "parameters": PERSON}} for name in names]
-        return post(stack, tenant, max_tokens=1, tools=tools, tool_choice="required")
-
-    answers = [ask(number) for number in range(14)]
-    assert [answer.status_code for answer in answers[:12]] == [200] * 12
-    assert (answers[-1].status_code, answers[-1].json()["error"]["code"]) == (429, "schema_rate_limited")
-    assert ask(0).status_code == 200, "it was compiled before"

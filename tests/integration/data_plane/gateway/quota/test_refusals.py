@@ -39,7 +39,10 @@ RATES = {
 SPEND = ("spend_ceiling_nanos", "month_nanos")
 LIMITS = (*RATES, "concurrent_requests", "kv_pages", "tokens_per_month", *SPEND)
 CASES = [
-    (level.name, limit) for level in granted("tn_one", **WIDE).levels for limit in LIMITS if getattr(level, limit) >= 0
+    (at, limit)
+    for at, level in enumerate(granted("tn_one", **WIDE).levels)
+    for limit in LIMITS
+    if getattr(level, limit) >= 0
 ]
 
 asks = st.builds(ask, st.integers(1, 200), prompts=st.lists(st.integers(1, 200), min_size=1, max_size=3))
@@ -103,10 +106,9 @@ def narrowed(
     return msgspec.structs.replace(level, **{limit: free[limit]})
 
 
-@examples(8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20, 5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=earlier, wanted=asks)
-@pytest.mark.parametrize(("name", "limit"), CASES)
-def test_a_request_refused_by_any_limit_of_any_level_takes_nothing(redis_settings, name, limit, before, wanted):
+def test_a_request_refused_by_any_limit_of_any_level_takes_nothing(redis_settings, before, wanted):
     async def refuse() -> None:
         async with emptied(redis_settings.redis_url) as (redis, quota):
             wide = granted(**WIDE)
@@ -114,14 +116,14 @@ def test_a_request_refused_by_any_limit_of_any_level_takes_nothing(redis_setting
                 assert not (await take(quota, each, wide)).blocked_by
                 if ended:
                     assert await settle(quota, each, wide, output_tokens=1, cost_nanos=7)
-            (at,) = (number for number, level in enumerate(wide.levels) if level.name == name)
             need = Model().needs(wide, prompts=wanted.prompts, tokens=wanted.max_tokens)
-            level = narrowed(wide.levels[at], limit, await stored(redis, wide.levels[at].quota), need, wanted)
-            levels = (*wide.levels[:at], level, *wide.levels[at + 1 :])
             was = await everything(redis)
-            refused = await take(quota, wanted, msgspec.structs.replace(wide, levels=levels))
-            assert (refused.blocked_by, refused.level) == ("spend" if limit in SPEND else limit, name)
-            assert await everything(redis) == was
+            for at, limit in CASES:
+                level = narrowed(wide.levels[at], limit, await stored(redis, wide.levels[at].quota), need, wanted)
+                levels = (*wide.levels[:at], level, *wide.levels[at + 1 :])
+                refused = await take(quota, wanted, msgspec.structs.replace(wide, levels=levels))
+                assert (refused.blocked_by, refused.level) == ("spend" if limit in SPEND else limit, level.name)
+                assert await everything(redis) == was, (level.name, limit)
             assert not (await take(quota, wanted, wide)).blocked_by
             now = await everything(redis)
             assert all(now[each.quota] != was.get(each.quota) for each in wide.levels), (
@@ -131,7 +133,7 @@ def test_a_request_refused_by_any_limit_of_any_level_takes_nothing(redis_setting
     asyncio.run(refuse())
 
 
-@examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20, 10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=earlier, wanted=asks)
 def test_a_replica_without_room_changes_no_level(redis_settings, before, wanted):
     async def refuse() -> None:

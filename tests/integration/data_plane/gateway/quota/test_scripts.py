@@ -200,13 +200,21 @@ async def test_a_reservation_after_its_own_settlement_takes_nothing(quotas):
     assert await stored(redis, allowed.levels[0].quota) == {}
 
 
-async def test_the_month_is_the_servers_in_utc(redis_settings):
-    """The calendar arithmetic in Lua agrees with Python's, for a day of every month over 60 years."""
+async def test_requests_that_settle_after_a_month_ended_are_all_counted_in_the_new_one(quotas):
+    redis, quota = quotas
+    allowed, asks = granted(), [ask(9) for _ in range(20)]
+    for wanted in asks:
+        assert not (await reserve(quota, wanted, allowed)).blocked_by
+    level = allowed.levels[0].quota
+    await redis.hset(level, mapping={"month": "2001-01", "month_used": 10**9})
+    await asyncio.gather(*(settle(quota, wanted, allowed, output_tokens=9) for wanted in asks))
+    assert (await stored(redis, level))["month_used"] == 9 * len(asks)
+
+
+async def test_the_month_is_the_servers_in_utc(redis):
+    """The calendar arithmetic in Lua agrees with Python's, for two days of every month over 60 years."""
     source = Script("settle").source.split("-- End a reservation once")[0]
-    async with Redis.from_url(redis_settings.redis_url) as redis:
-        for year in range(2024, 2084):
-            for month in range(1, 13):
-                for day in (1, 28):
-                    instant = datetime(year, month, day, 23, 59, 59, tzinfo=UTC)
-                    found = await redis.eval(source + "return month_of(tonumber(ARGV[1]))", 0, int(instant.timestamp()))
-                    assert found.decode() == f"{year:04d}-{month:02d}"
+    days = [datetime(y, m, d, 23, 59, 59, tzinfo=UTC) for y in range(2024, 2084) for m in range(1, 13) for d in (1, 28)]
+    every = "local found = {} for i, at in ipairs(ARGV) do found[i] = month_of(tonumber(at)) end return found"
+    found = redis.eval(source + every, 0, *(int(day.timestamp()) for day in days))
+    assert [month.decode() for month in found] == [f"{day:%Y-%m}" for day in days]

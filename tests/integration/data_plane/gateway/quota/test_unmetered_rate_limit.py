@@ -32,27 +32,21 @@ def ask(stack, tenant):
         yield send
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status"),
-    [
-        ("POST", "/v1/chat/completions", {"temperature": "hot"}, 400),
-        ("POST", "/v1/tokenize", {}, 200),
-        ("GET", "/v1/models", {}, 200),
-        ("GET", "/v1/quota", {}, 200),
-    ],
-    ids=["malformed", "counted", "listed", "quota"],
-)
-def test_a_tenant_over_the_unmetered_rate_gets_a_429_and_is_served_after_waiting(
-    ask, stack, method, path, body, status, promised_s
-):
+MALFORMED, COUNTED = ("POST", "/v1/chat/completions"), ("POST", "/v1/tokenize")
+
+
+@pytest.mark.parametrize("wanted", [MALFORMED, COUNTED, ("GET", "/v1/models"), ("GET", "/v1/quota")], ids=str)
+def test_a_tenant_over_the_unmetered_rate_gets_a_429_and_is_served_after_waiting(ask, stack, wanted, promised_s):
     other = stack.tenant().sdk()
-    answers = [ask(method, path, **body) for _ in range(3 * BURST)]
-    codes = [answer.status_code for answer in answers]
-    refused = [answer for answer in answers if answer.status_code == 429]
-    assert codes[0] == status
-    assert len(refused) >= BURST
-    assert {answer.json()["error"]["code"] for answer in refused} == {"too_many_refusals"}
-    assert all("retry-after" in answer.headers for answer in refused)
+    body = {"temperature": "hot"} if wanted == MALFORMED else {}
+    answers = [ask(*wanted, **body)]
+    while answers[-1].status_code != 429:
+        assert len(answers) < 3 * BURST
+        answers.append(ask(*wanted, **body))
+    refused = answers.pop()
+    assert {answer.status_code for answer in answers} == {400 if wanted == MALFORMED else 200}
+    assert refused.json()["error"]["code"] == "too_many_refusals"
+    assert "retry-after" in refused.headers
     assert chat(other, max_tokens=1).choices
     wait_until(lambda: ask().status_code == 200, timeout_s=promised_s(3), what="the tenant to be served again")
 
@@ -61,16 +55,16 @@ def test_an_exhausted_minute_is_refused_by_redis_a_few_times_and_then_locally(st
     tenant = stack.tenant(requests_per_minute=1)
     client = tenant.sdk()
     codes, began = [], time.monotonic()
-    for _ in range(3 * BURST):
+    while codes[-1:] != ["too_many_refusals"]:
         try:
             chat(client, max_tokens=1)
         except openai.RateLimitError as error:
             codes.append(error.code)
     assert {"rate_limit_exceeded", "too_many_refusals"} == set(codes)
-    assert codes.count("rate_limit_exceeded") <= BURST + PER_SECOND * (time.monotonic() - began) + 1
+    assert len(codes) <= BURST + PER_SECOND * (time.monotonic() - began) + 2
 
 
 def test_served_requests_do_not_count_as_unmetered(stack, tenant):
     client = tenant.sdk()
-    for _ in range(2 * BURST):
+    for _ in range(BURST + 10):
         chat(client, max_tokens=1)

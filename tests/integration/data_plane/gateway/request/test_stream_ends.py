@@ -1,7 +1,6 @@
 """However a caller disconnects, it is billed for the tokens in the witness's journal and holds nothing afterwards."""
 
 import json
-import socket
 import time
 
 import httpx
@@ -10,10 +9,12 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.corpus.requests.bodies import CHAT
-from tests.integration.data_plane.conftest import assert_settled, chat, connections_of, separate_stack, slowly
+from tests.fixtures import processes
+from tests.fixtures.faults import callers
+from tests.integration.data_plane.conftest import BRISK, assert_settled, chat, connections_of, slowly
 
 
-@pytest.mark.parametrize("after", [0, 1, 7])
+@pytest.mark.parametrize("after", [0, 7])
 def test_a_caller_that_disconnects_from_a_stream_pays_for_the_produced_tokens(stack, tenant, after, promised_s):
     slowly(stack)
     stream = chat(tenant.sdk(), stream=True, max_tokens=400)
@@ -71,12 +72,9 @@ ROUTES = {
 @pytest.mark.parametrize(
     ("path", "sequences", "prefilled", "stream"),
     [
-        ("/v1/chat/completions", 3, None, True),
         ("/v1/chat/completions", 3, 0, False),
-        ("/v1/completions", 1, 1_000_000, True),
         ("/v1/completions", 3, None, False),
         ("/v1/messages", 1, None, True),
-        ("/v1/messages", 1, 1_000_000, False),
     ],
 )
 def test_an_abandoned_prompt_is_charged_once_for_each_sequence_on_every_route(
@@ -101,38 +99,32 @@ def test_an_abandoned_prompt_is_charged_once_for_each_sequence_on_every_route(
     assert tenant.quota()["month_used"] == charged + prompt_tokens + 1
 
 
-def test_a_prefill_that_the_platform_ends_without_a_report_costs_nothing(tmp_path):
-    with separate_stack(tmp_path, request_s=1.5, first_byte_s=60, abort_s=1) as (stack, *_):
-        tenant = stack.tenant()
-        slowly(stack, hang=True, prefilled=None)
-        with pytest.raises(openai.APIStatusError):
-            chat(tenant.sdk(), stream=True)
-        event = tenant.event()
-        assert (event.outcome, event.input_tokens, event.kv_page_ms) == ("timeout", 0, 0)
+@pytest.fixture(scope="module")
+def impatient(module_stack):
+    """A gateway that soon ends a request and an answer that is not read, and buffers little of it."""
+    settings = {
+        "request_s": 1.5, "first_byte_s": 60, "abort_s": 1, "last_write_s": 0.5, "client_min_bytes_per_s": 100_000,
+        "client_send_buffer_bytes": 4096, "client_write_buffer_max_bytes": 1024,
+    }  # fmt: skip
+    with processes.gateway(module_stack.folder, module_stack.redis_url, "impatient", **BRISK | settings) as gateway:
+        yield gateway
 
 
-def test_each_abandoned_sequence_is_counted(stack, tenant):
-    slowly(stack)
-    stream = chat(tenant.sdk(), stream=True, max_tokens=400, n=3)
-    chunks = iter(stream)
-    for _ in range(12):
-        next(chunks)
-    stream.close()
-    event, _ = assert_settled(tenant, "client_gone")
-    assert event.output_tokens >= 9
+def test_a_prefill_that_the_platform_ends_without_a_report_costs_nothing(stack, tenant, impatient):
+    slowly(stack, hang=True, prefilled=None)
+    with pytest.raises(openai.APIStatusError):
+        chat(tenant.sdk(impatient.url), stream=True)
+    event = tenant.event()
+    assert (event.outcome, event.input_tokens, event.kv_page_ms) == ("timeout", 0, 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_disconnect_after_a_long_body_sent_in_pieces_is_noticed(stack, tenant, stream, promised_s):
     slowly(stack)
     tenant.sdk()
-    host, port = stack.gateway.url.removeprefix("http://").split(":")
     body = json.dumps({**CHAT, "stream": stream, "max_tokens": 400}).encode() + b" " * 100_000
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {tenant.key}\r\n"
-    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
-        before = len(stack.witness.journal())
-        connection.sendall(head.encode())
+    before = len(stack.witness.journal())
+    with callers.callers(stack.gateway.url, 1, callers.head(tenant.key, len(body))) as (connection,):
         time.sleep(0.05)  # a separate piece
         connection.sendall(body)
         wait_until(lambda: len(stack.witness.journal()) > before, what="the engine to begin")
@@ -145,15 +137,10 @@ def test_a_disconnect_after_a_long_body_sent_in_pieces_is_noticed(stack, tenant,
 def test_a_caller_that_resets_the_connection_counts_as_disconnected(stack, tenant):
     slowly(stack)
     tenant.sdk()
-    host, port = stack.gateway.url.removeprefix("http://").split(":")
-    body = json.dumps({**CHAT, "stream": True, "max_tokens": 400}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {tenant.key}\r\n"
-    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    connection = socket.create_connection((host, int(port)), timeout=5)
-    connection.sendall(head.encode() + body)
-    assert b"200 OK" in connection.recv(4096)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    connection.close()
+    asked = callers.request(tenant.key, stream=True, max_tokens=400)
+    with callers.callers(stack.gateway.url, 1, asked) as (connection,):
+        callers.begun(connection)
+        callers.reset(connection)
     assert_settled(tenant, "client_gone")
 
 
@@ -161,42 +148,23 @@ def test_a_caller_that_stops_reading_is_disconnected(stack, tenant):
     """The kernel's buffers fill, writes stall, and the caller counts as disconnected."""
     slowly(stack, token_interval_s=0, output_tokens=1024)
     tenant.sdk()
-    host, port = stack.gateway.url.removeprefix("http://").split(":")
-    body = json.dumps({**CHAT, "stream": True, "n": 4, "max_tokens": 1024}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {tenant.key}\r\n"
-    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    connection.settimeout(5)
-    connection.connect((host, int(port)))
-    connection.sendall(head.encode() + body)
-    event = wait_until(tenant.events, timeout_s=15, what="a usage event")[0]
-    connection.close()
+    asked = callers.request(tenant.key, stream=True, n=4, max_tokens=1024)
+    with callers.callers(stack.gateway.url, 1, asked, receive_bytes=2048):
+        event = wait_until(tenant.events, timeout_s=15, what="a usage event")[0]
     journal = stack.witness.journal()[event.request_id]
     assert (event.input_tokens, event.output_tokens) == (journal.prompt_tokens, journal.output_tokens)
     wait_until(tenant.holds_nothing)
 
 
-def test_an_answer_whose_end_the_caller_does_not_read_is_freed(tmp_path):
-    least = {"client_send_buffer_bytes": 4096, "client_write_buffer_max_bytes": 1024}
-    patience = {"last_write_s": 0.5, "client_min_bytes_per_s": 100_000}
-    with separate_stack(tmp_path, **least, **patience) as (stack, *_):
-        slowly(stack, token_interval_s=0, output_tokens=1024)
-        tenant = stack.tenant()
-        tenant.sdk()
-        host, port = stack.gateway.url.removeprefix("http://").split(":")
-        body = json.dumps({**CHAT, "n": 4, "max_tokens": 1024}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {tenant.key}\r\n"
-        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        with socket.socket() as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            connection.connect((host, int(port)))
-            connection.sendall(head.encode() + body)
-            mine = connection.getsockname()[1]
-
-            def callers() -> set[int]:
-                return {remote for _, remote in connections_of(stack.gateway.process)}
-
-            wait_until(stack.witness.journal, what="the engine to answer what the gateway accepted")
-            wait_until(lambda: mine not in callers(), timeout_s=10, what="the gateway to hang up")
-            assert tenant.event().output_tokens > 0
+def test_an_answer_whose_end_the_caller_does_not_read_is_freed(stack, tenant, impatient):
+    slowly(stack, token_interval_s=0, output_tokens=1024)
+    tenant.sdk(impatient.url)
+    asked, before = callers.request(tenant.key, n=4, max_tokens=1024), len(stack.witness.journal())
+    with callers.callers(impatient.url, 1, asked, receive_bytes=2048) as (connection,):
+        mine = connection.getsockname()[1]
+        wait_until(lambda: len(stack.witness.journal()) > before, what="the engine to answer what was accepted")
+        wait_until(
+            lambda: mine not in {remote for _, remote in connections_of(impatient.process)},
+            timeout_s=10, what="the gateway to hang up",
+        )  # fmt: skip
+        assert tenant.event().output_tokens > 0

@@ -1,5 +1,5 @@
-"""Backlogs that gateways exchange through a real Redis: each gateway receives the others', they expire, and bad ones do
-no harm.
+"""What a gateway reads of its peers and replicas in a real Redis: backlogs and heartbeats arrive, they expire, and bad
+ones do no harm.
 """
 
 import asyncio
@@ -11,11 +11,12 @@ import redis.asyncio
 
 from core import redis_keys
 from core.clock import now_ms
-from core.contracts.replicas import ReplicaStatus
 from data_plane.gateway.scheduling.fair_share import GatewayBacklog, PageDemand
 from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
+from data_plane.gateway.scheduling.placement import PlacementCosts, PlacementQuery, rank
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.state.redis_clock import RedisClock
+from tests.fixtures.gateway.requests import inference_request, replica_status
 
 
 class Gateway:
@@ -43,11 +44,7 @@ class Gateway:
 async def client(redis_settings) -> AsyncIterator[redis.asyncio.Redis]:
     """One replica, and the heartbeats of two gateways."""
     async with redis.asyncio.Redis.from_url(redis_settings.redis_url) as client:
-        status = ReplicaStatus(
-            id="rep_1", url="", base_model="m", state="ready", boot_id="b", block_tokens=16, pages_total=10,
-            pages_free=10, slots=1, running_requests=0, waiting_requests=0, heartbeat_ms=1,
-        )  # fmt: skip
-        await client.set(redis_keys.replica("rep_1"), msgspec.json.encode(status))
+        await client.set(redis_keys.replica("rep_1"), msgspec.json.encode(replica_status()))
         await client.zadd(redis_keys.REPLICAS, {"rep_1": 1})
         await client.zadd(redis_keys.GATEWAYS, {"gw_1": now_ms(), "gw_2": now_ms(), "gw_gone": now_ms() - 60_000})
         yield client
@@ -137,6 +134,30 @@ async def test_names_that_are_not_text_are_ignored(client, pair):
     await other.replicas.refresh()
     assert other.received == [one.has]
     assert [candidate.status.id for candidate in other.replicas.alive("m")] == ["rep_1"]
+
+
+async def test_replicas_that_drain_or_stop_their_heartbeat_are_not_chosen(client):
+    peers = GatewayPeers("gw_1", RedisClock(), stale_ms=500)
+    replicas = Replicas(client, peers, poll_ms=50, stale_s=0.2, allows=lambda _status: True)
+    costs = PlacementCosts(store_ms=1, disk_ms=1, slot_ms=1, prompt_token_ms=1, running_ms=1, headroom_share=0)
+
+    async def chosen(heartbeat_ms: int, state: str = "ready") -> list[str]:
+        status = replica_status(heartbeat_ms=heartbeat_ms, state=state)
+        await client.set(redis_keys.replica("rep_1"), msgspec.json.encode(status))
+        await replicas.refresh()
+        ranking = rank(replicas.alive("m"), PlacementQuery(inference_request(), True, False, frozenset()), costs)
+        return [candidate.status.id for candidate in ranking.now]
+
+    assert await chosen(1) == ["rep_1"]
+    for number, state in enumerate(("draining", "unhealthy", "starting"), start=2):
+        assert await chosen(number, state) == []
+    assert await chosen(5) == ["rep_1"]
+    await asyncio.sleep(0.3)
+    assert await chosen(5) == [], "ready, but its heartbeat has stopped"
+    assert await chosen(6) == ["rep_1"]
+    await client.delete(redis_keys.replica("rep_1"))
+    await replicas.refresh()
+    assert not replicas.pool("m")
 
 
 async def test_held_pages_that_are_not_a_number_are_ignored(client, pair):

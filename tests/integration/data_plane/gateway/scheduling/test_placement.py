@@ -1,45 +1,20 @@
 """Where an adapter's requests go: to the cheapest pool that accepts its rank, and there to a replica that holds it."""
 
-import contextlib
-
 import openai
 import pytest
 
 from core import redis_keys
 from tests.conftest import wait_until
-from tests.fixtures import processes
-from tests.fixtures.gateway.published import Publisher, newest_name
+from tests.fixtures.gateway.published import newest_name
 from tests.fixtures.quota.redis_commands import wait_for_commands
-from tests.integration.data_plane.conftest import BRISK, Stack, chat, emptied
-
-POOLS = {"rep_a": 16, "rep_b": 16, "rep_wide": 64}
+from tests.integration.data_plane.conftest import chat
 
 
 @pytest.fixture(scope="module")
-def pools(redis_server, tmp_path_factory):
-    """Two replicas of one class, one of a larger class, and a gateway."""
-    folder = tmp_path_factory.mktemp("pools")
-    with contextlib.ExitStack() as up:
-        client = up.enter_context(emptied(redis_server))
-        publisher = Publisher(client, processes.PEPPER)
-        publisher.base_model()
-        replicas = {
-            name: up.enter_context(
-                processes.witness(folder, redis_server, name, rank_max=rank_max, slots=2, disk_load_s=0.05)
-            )
-            for name, rank_max in POOLS.items()
-        }
-        gateway = up.enter_context(processes.gateway(folder, redis_server, **BRISK))
-        yield (
-            Stack(client, publisher, replicas["rep_a"], gateway, folder, redis_server, contextlib.ExitStack()),
-            replicas,
-        )
-
-
-@pytest.fixture
-def stack(pools):
-    with pools[0].opened:
-        yield pools[0]
+def witnesses():
+    """Two replicas of one class, and one of a larger class."""
+    ranks = {"rep_a": 16, "rep_b": 16, "rep_wide": 64}
+    return {name: {"rank_max": rank, "slots": 2, "disk_load_s": 0.05} for name, rank in ranks.items()}
 
 
 def known(client: openai.OpenAI, name: str) -> None:
@@ -55,12 +30,12 @@ def served_by(tenant, client, name: str) -> tuple[str, str | None]:
 
 
 @pytest.mark.parametrize("elsewhere", ["rep_a", "rep_b"])
-def test_an_adapter_is_served_where_it_is_resident_even_if_other_replicas_are_freer(stack, pools, elsewhere):
+def test_an_adapter_is_served_where_it_is_resident_even_if_other_replicas_are_freer(stack, elsewhere):
     tenant = stack.tenant()
     route = stack.publisher.adapter(tenant.id, "bot")
     client = tenant.sdk()
     known(client, "bot")
-    pools[1][elsewhere].control("POST", "/prefetch", {"name": newest_name(route), "tier": "memory"})
+    stack.witnesses[elsewhere].control("POST", "/prefetch", {"name": newest_name(route), "tier": "memory"})
     wait_until(lambda: newest_name(route).encode() in stack.client.get(redis_keys.replica_residency(elsewhere)))
     wait_for_commands(stack.client, f"ZRANGE {redis_keys.REPLICAS}")  # the gateway has read it by then
     assert served_by(tenant, client, "bot") == (elsewhere, "memory")
@@ -81,19 +56,7 @@ def test_each_rank_goes_to_the_cheapest_pool_that_accepts_it(stack):
     assert "rank 128" in refused.value.message
 
 
-def test_the_tier_of_the_first_hit_is_reported(stack):
-    tenant = stack.tenant()
-    stack.publisher.adapter(tenant.id, "fresh")
-    client = tenant.sdk()
-    known(client, "fresh")
-    replica, tier = served_by(tenant, client, "fresh")
-    assert tier == "store"
-    assert tenant.events()[0].adapter_load_ms >= 50
-    assert replica in ("rep_a", "rep_b")
-    wait_until(lambda: served_by(tenant, client, "fresh") == (replica, "slot"), what="a hit in a slot")
-
-
-def test_requests_of_adapters_are_counted_by_tier(stack):
+def test_requests_of_adapters_report_their_tier_and_are_counted_by_it(stack):
     def counted(tier: str) -> float:
         return stack.gateway.metric("tenora_gateway_adapter_requests_total", f'{{tier="{tier}"}}')
 
@@ -106,4 +69,5 @@ def test_requests_of_adapters_are_counted_by_tier(stack):
     while "slot" not in tiers[-1:]:
         tiers.append(served_by(tenant, client, "counted")[1])
     assert tiers[0] == "store"
+    assert tenant.events()[0].adapter_load_ms >= 50
     assert {tier: counted(tier) - before[tier] for tier in before} == {tier: tiers.count(tier) for tier in before}

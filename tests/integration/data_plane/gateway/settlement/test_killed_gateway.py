@@ -15,7 +15,7 @@ from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.integration.data_plane.conftest import BRISK, chat
 
-STREAMS = 10
+STREAMS = 4
 
 
 def listen(client, streams: int, *, stream: bool = True) -> list[threading.Thread]:
@@ -88,7 +88,7 @@ def test_each_orphan_is_billed_by_its_last_checkpoint(stack, tenant, stream):
     leased = redis_keys.LEASED_TENANTS
     wait_until(lambda: stack.client.zscore(leased, tenant.id) is None, what="a sweep that finds nothing left")
     assert len(tenant.events()) == STREAMS
-    assert int(stack.client.hget(redis_keys.replica_held_pages("rep_one"), "total")) == 0
+    assert stack.held_pages() == 0
 
 
 def test_a_paused_gateway_that_resumes_after_its_orphans_were_billed_reports_the_exact_usage_once(stack, tenant):

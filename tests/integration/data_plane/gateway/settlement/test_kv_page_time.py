@@ -1,5 +1,7 @@
 """KV page-time is billed as the engine measured it. Without a report, the gateway bills a figure of its own."""
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -9,7 +11,7 @@ from core.kv_area import even_growth_page_ms
 from core.kv_pages import page_ms
 from tests.conftest import wait_until
 from tests.fixtures.processes import sample
-from tests.integration.data_plane.conftest import assert_settled, chat, separate_stack, slowly
+from tests.integration.data_plane.conftest import assert_settled, chat, slowly
 
 OUTPUT_TOKENS = 60
 
@@ -49,42 +51,27 @@ def test_without_a_report_the_gateway_bills_even_growth_and_counts_it(stack, ten
     assert unmeasured(stack) == before + 1
 
 
-def test_time_before_the_first_token_is_not_billed_without_a_report(tmp_path):
-    with separate_stack(tmp_path, witness_first_token_s=1.5) as (stack, *_):
-        tenant = stack.tenant()
-        stack.witness.faults(output_tokens=2, kv_reports=False)
-        event, _ = settled(tenant, stream=True)
-        assert event.first_token_ms >= 1400
-        assert event.kv_page_ms < page_ms(event.input_tokens + 2, 700)
-
-
-def test_the_events_of_an_engine_add_up_to_its_total(tmp_path):
+def test_the_events_of_an_engine_add_up_to_its_total(stack, tenant):
     """Also where callers disconnect: what they have used is in both."""
-    with separate_stack(tmp_path) as (stack, *_):
-        tenants = [stack.tenant() for _ in range(4)]
-        stack.witness.faults(token_interval_s=0.01, output_tokens=OUTPUT_TOKENS)
-        for number, tenant in enumerate(tenants):
-            sdk = tenant.sdk()
-            if number < 2:
-                answer = chat(sdk, stream=bool(number), max_tokens=OUTPUT_TOKENS, n=2)
-                list(answer)
-                continue
-            stream = chat(sdk, stream=True, max_tokens=OUTPUT_TOKENS)
-            chunks = iter(stream)
-            for _ in range(10 * (number - 2) + 1):
-                next(chunks)
-            stream.close()
-        events = [tenant.event() for tenant in tenants]
-        assert all(event.kv_measured and event.kv_page_ms for event in events)
-        counted = sum(event.kv_page_ms for event in events)
-        wait_until(lambda: engine_page_ms(stack) == counted, what="engine = events")
+    stack.witness.faults(token_interval_s=0.01, output_tokens=OUTPUT_TOKENS)
+    sdk = tenant.sdk()
+    for stream in (False, True):
+        list(chat(sdk, stream=stream, max_tokens=OUTPUT_TOKENS, n=2))
+    for read in (1, 11):
+        with chat(sdk, stream=True, max_tokens=OUTPUT_TOKENS) as stream:
+            list(itertools.islice(stream, read))
+    events = wait_until(lambda: len(tenant.events()) == 4 and tenant.events(), what="four usage events")
+    assert all(event.kv_measured and event.kv_page_ms for event in events)
+    counted = sum(event.kv_page_ms for event in events)
+    wait_until(lambda: engine_page_ms(stack, tenant.id) == counted, what="engine = events")
 
 
-def engine_page_ms(stack) -> int:
-    """What the engine has counted since its start, as it reports it."""
+def engine_page_ms(stack, tenant_id: str) -> int:
+    """What the engine has counted of a tenant since its start, as it reports it."""
     newest = {
-        (hour.tenant_id, hour.hour_ms): hour.kv_page_ms
+        hour.hour_ms: hour.kv_page_ms
         for _, fields in stack.client.xrange(redis_keys.ENGINE_USAGE)
         for hour in msgspec.json.decode(fields[b"report"], type=EngineUsageReport).hours
+        if hour.tenant_id == tenant_id
     }
     return sum(newest.values())

@@ -2,7 +2,6 @@
 storms.
 """
 
-import contextlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,63 +9,36 @@ import openai
 import pytest
 
 from data_plane.gateway.settings import GatewaySettings
-from tenora.stack.program import free_port
-from tests.conftest import running, wait_until
+from tests.conftest import wait_until
 from tests.fixtures import processes
-from tests.fixtures.faults.tcp_proxy import faults_proxy
-from tests.fixtures.gateway.published import Publisher
-from tests.integration.data_plane.conftest import BRISK, Stack, chat, emptied
+from tests.integration.data_plane.conftest import BRISK, Stack, Tenant, chat
 
-CALLS = 50
+CALLS = 30
 BURST = GatewaySettings.model_fields["retry_burst"].default
 LONG_S = 0.5  # the time in which a load fails: until then all concurrent requests are sent there
 CANNOT = {"loading": "1", "loading_code": "store_unavailable", "adapters_only": True}
 
 
-class Pair:
-    """Two replicas behind proxies, and the gateways that use them."""
-
-    def __init__(self, folder, redis_url, client, up) -> None:
-        self.publisher, self.witnesses, self.proxies = Publisher(client, processes.PEPPER), {}, {}
-        self.publisher.base_model()
-        for name in ("rep_one", "rep_two"):
-            port = free_port()
-            proxy = self.proxies[name] = up.enter_context(faults_proxy(port))
-            program = processes.witness_program(folder, redis_url, name, port=port, public_port=proxy.port)
-            process = up.enter_context(running(program))
-            url, journal = f"http://127.0.0.1:{port}", folder / f"{name}.jsonl"
-            self.witnesses[name] = processes.WitnessProcess(name, url, process, journal)
-        gateway = up.enter_context(processes.gateway(folder, redis_url, **BRISK))
-        stack = Stack(
-            client, self.publisher, self.witnesses["rep_one"], gateway, folder, redis_url, contextlib.ExitStack()
-        )
-        self.stack = stack
-
-    def attempts(self) -> Counter[str]:
-        return Counter({name: len(witness.received()) for name, witness in self.witnesses.items()})
-
-    def adapters(self, tenant, client: openai.OpenAI, count: int) -> list[str]:
-        names = [f"{tenant.id}-{number}" for number in range(count)]
-        for name in names:
-            self.publisher.adapter(tenant.id, name)
-        wait_until(lambda: {one.id for one in client.models.list()} >= set(names), what="adapters to be known")
-        return names
+@pytest.fixture(scope="module")
+def witnesses():
+    return {"rep_one": {}, "rep_two": {}}
 
 
 @pytest.fixture(scope="module")
-def module_pair(redis_server, tmp_path_factory):
-    with contextlib.ExitStack() as up:
-        client = up.enter_context(emptied(redis_server))
-        yield Pair(tmp_path_factory.mktemp("pair"), redis_server, client, up)
+def proxied():
+    return True
 
 
-@pytest.fixture
-def pair(module_pair):
-    for name, witness in module_pair.witnesses.items():
-        witness.faults()
-        module_pair.proxies[name].set()
-    with module_pair.stack.opened:
-        yield module_pair
+def attempts(stack: Stack) -> Counter[str]:
+    return Counter({name: len(witness.received()) for name, witness in stack.witnesses.items()})
+
+
+def adapters(tenant: Tenant, client: openai.OpenAI, count: int) -> list[str]:
+    names = [f"{tenant.id}-{number}" for number in range(count)]
+    for name in names:
+        tenant.stack.publisher.adapter(tenant.id, name)
+    wait_until(lambda: {one.id for one in client.models.list()} >= set(names), what="adapters to be known")
+    return names
 
 
 def refusals_of(client: openai.OpenAI, model: str) -> list[str]:
@@ -82,57 +54,53 @@ def refusals_of(client: openai.OpenAI, model: str) -> list[str]:
         return [failure for failure in callers.map(one, range(CALLS)) if failure]
 
 
-@pytest.mark.parametrize("broken", ["rep_one", "rep_two"])
-def test_at_most_one_of_fifty_concurrent_first_calls_of_an_unloadable_adapter_fails(pair, broken):
-    tenant = pair.stack.tenant()
+def test_at_most_one_of_many_concurrent_first_calls_of_an_unloadable_adapter_fails(stack):
+    tenant, broken = stack.tenant(), "rep_one"
     client = tenant.sdk()
-    pair.witnesses[broken].faults(**CANNOT)
-    pair.proxies[broken].set(latency_s=LONG_S)
-    for name in pair.adapters(tenant, client, 20):  # the test does not know which replica this adapter prefers
-        before = pair.attempts()
+    stack.witnesses[broken].faults(**CANNOT)
+    stack.proxies[broken].set(latency_s=LONG_S)
+    for name in adapters(tenant, client, 20):  # the test does not know which replica this adapter prefers
+        before = attempts(stack)
         refused = refusals_of(client, name)
-        failed = (pair.attempts() - before)[broken]
+        failed = (attempts(stack) - before)[broken]
         assert len(refused) <= 1, refused
         if failed > BURST:
             break
     else:
         pytest.fail("so many never went where the adapter could not be loaded")
-    before = pair.attempts()
+    before = attempts(stack)
     assert not refusals_of(client, name)
-    assert set(pair.attempts() - before) == {"rep_one", "rep_two"} - {broken}, "it is remembered for a while"
+    assert set(attempts(stack) - before) == {"rep_one", "rep_two"} - {broken}, "it is remembered for a while"
     wait_until(tenant.holds_nothing)
 
 
-def test_the_retry_budget_bounds_retries_of_an_adapter_that_no_replica_can_load(pair):
-    """The first call finds out. After that each request is tried once, because no replica is better."""
-    stack, settings = pair.stack, {**BRISK, "retry_burst": 0, "retry_percent": 0, "adapter_failure_backoff_s": 60}
-    for witness in pair.witnesses.values():
-        witness.faults(**CANNOT)
-    with processes.gateway(stack.folder, stack.redis_url, "thrifty", **settings) as thrifty:
-        tenant = stack.tenant()
-        client = tenant.sdk(thrifty.url)
-        (name,) = pair.adapters(tenant, client, 1)
-        for attempts in (2, 1, 1):
-            before = pair.attempts()
-            with pytest.raises(openai.InternalServerError) as refused:
-                chat(client, model=name, max_tokens=4)
-            assert refused.value.code == "store_unavailable"
-            assert (pair.attempts() - before).total() == attempts
-        assert chat(client, max_tokens=4).choices, "the replicas are otherwise healthy"
-    assert tenant.events()
-    wait_until(tenant.holds_nothing)
-
-
-def test_a_replica_that_fails_altogether_uses_the_retry_budget(pair):
-    stack, settings = pair.stack, {**BRISK, "retry_burst": 0, "retry_percent": 0}
-    for witness in pair.witnesses.values():
-        witness.faults(status=500, adapters_only=True)
-    with processes.gateway(stack.folder, stack.redis_url, "counted", **settings) as counted:
-        tenant = stack.tenant()
-        client = tenant.sdk(counted.url)
-        (name,) = pair.adapters(tenant, client, 1)
-        before = pair.attempts()
+@pytest.mark.parametrize(
+    ("faults", "code", "tried"),
+    [
+        (CANNOT, "store_unavailable", (2, 1, 1)),  # the first call finds out; then no replica is better
+        ({"status": 500, "adapters_only": True}, "replica_failed", (1,)),
+    ],
+    ids=["no replica can load it", "replicas fail altogether"],
+)
+def test_the_retry_budget_bounds_retries(stack, thrifty, faults, code, tried):
+    for witness in stack.witnesses.values():
+        witness.faults(**faults)
+    tenant = stack.tenant()
+    client = tenant.sdk(thrifty.url)
+    (name,) = adapters(tenant, client, 1)
+    for expected in tried:
+        before = attempts(stack)
         with pytest.raises(openai.InternalServerError) as refused:
             chat(client, model=name, max_tokens=4)
-        assert refused.value.code == "replica_failed"
-        assert (pair.attempts() - before).total() == 1
+        assert refused.value.code == code
+        assert (attempts(stack) - before).total() == expected
+    assert chat(client, max_tokens=4).choices, "the replicas are otherwise healthy"
+    wait_until(lambda: tenant.events() and tenant.holds_nothing(), what="the bill")
+
+
+@pytest.fixture(scope="module")
+def thrifty(module_stack):
+    """A gateway whose budget allows no retry."""
+    settings = {**BRISK, "retry_burst": 0, "retry_percent": 0, "adapter_failure_backoff_s": 60}
+    with processes.gateway(module_stack.folder, module_stack.redis_url, "thrifty", **settings) as gateway:
+        yield gateway

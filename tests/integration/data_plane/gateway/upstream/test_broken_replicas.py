@@ -112,6 +112,21 @@ def test_a_hung_replicas_circuit_opens_before_its_abort_has_failed(stack, tenant
     wait_until(tenant.holds_nothing)
 
 
+def test_a_whole_answer_leaves_an_engine_that_has_stopped_counting_tokens(stack, tenant):
+    """It holds its socket and its pages, so its KV page-time grows while it hangs, and says that it is healthy."""
+    name, settings = "tenora_gateway_stalled_answers_total", {**BRISK, "engine_stalled_s": 1, "abort_s": 1}
+    with processes.gateway(stack.folder, stack.redis_url, "stalled", **settings) as gateway:
+        client = tenant.sdk(gateway.url)
+        stack.witness.faults(hang=True, deaf=True)
+        with pytest.raises(openai.InternalServerError) as caught:
+            chat(client, max_tokens=1)
+        assert (caught.value.status_code, caught.value.code) == (502, "replica_timeout")
+        assert gateway.metric(name) == 1
+        stack.witness.faults()
+        wait_until(tenant.holds_nothing)
+    assert tenant.events() == []
+
+
 def test_a_replica_that_never_starts_an_answer_times_out(stack, tenant):
     slowly(stack, hang=True)
     with pytest.raises(openai.InternalServerError) as caught:

@@ -42,6 +42,19 @@ def test_marks_in_an_earlier_answer_do_not_change_the_prompt(marked, plain):
     assert history(answer) == history({"role": "assistant", "content": [TEXT, *plain]})
 
 
+def test_calls_and_results_are_the_messages_of_a_chat():
+    answered = {"role": "user", "content": [{**RESULT, "content": [TEXT]}, {"type": "text", "text": "and now?"}]}
+    turns = [HI, {"role": "assistant", "content": [TEXT, USE]}, answered]
+    call = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    assert chat_messages([TEXT], turns, messages_max=9) == [
+        {"role": "system", "content": "Hello."},
+        HI,
+        {"role": "assistant", "content": "Hello.", "tool_calls": [call]},
+        {"role": "tool", "content": "Hello.", "tool_call_id": "t1"},
+        {"role": "user", "content": "and now?"},
+    ]
+
+
 @pytest.mark.parametrize("content", [None, "", [], [{"type": "text", "text": ""}]])
 def test_a_tool_result_may_be_empty(content):
     turns = ({"role": "assistant", "content": [USE]}, {"role": "user", "content": [{**RESULT, "content": content}]})
