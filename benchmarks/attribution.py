@@ -44,7 +44,7 @@ class Workload:
 
     @property
     def used(self) -> OwnerWork:
-        """What this work uses, as ``billing.costs.usage_source`` counts it from the records."""
+        """What this work uses, as ``billing.costs.owners`` counts it from the records."""
         decoded = self.output_tokens - 1  # the first token comes out of the prefill
         context = decoded * self.prompt_tokens + decoded * (decoded + 1) // 2
         return OwnerWork(

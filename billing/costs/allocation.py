@@ -49,25 +49,19 @@ class OwnerWork(msgspec.Struct, frozen=True, kw_only=True):
     stall_ms: int = 0
 
 
-class SlotPin(msgspec.Struct, frozen=True, kw_only=True):
-    """The declared charge of an owner's pinned slots (``costs.rates.slot_charge``)."""
-
-    owner: CostOwner
-    charge: int
-
-
 class ReplicaSlice(msgspec.Struct, frozen=True, kw_only=True):
     """One replica in one slice of time: its charges by state, what its engine measured, and who used what. ``probes``
-    is the part of the work that belongs to the agent's own requests.
+    is the part of the work that belongs to the agent's own requests. ``pins`` are the declared charges of pinned slots
+    (``costs.rates.slot_charge``).
     """
 
     charges: Mapping[TimeState, int]
     busy_ms: int = 0
     stall_ms: int = 0
     work: StepWork = StepWork()
-    probes: StepWork = StepWork()
+    probes: OwnerWork = OwnerWork(owner=PLATFORM)
     owners: Sequence[OwnerWork] = ()
-    pins: Sequence[SlotPin] = ()
+    pins: Mapping[CostOwner, int] = {}
 
 
 class CostShare(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -136,10 +130,9 @@ def _add(exact: dict[_Key, Fraction], key: _Key, value: Fraction) -> None:
 
 def _pinned_charges(given: ReplicaSlice) -> dict[CostOwner, Fraction]:
     """Pinned slots at their declared cost. Together they take at most the idle charge, each its part."""
-    declared, idle = sum(pin.charge for pin in given.pins), given.charges.get("idle", 0)
-    if declared <= idle:
-        return {pin.owner: Fraction(pin.charge) for pin in given.pins if pin.charge}
-    return {pin.owner: Fraction(idle * pin.charge, declared) for pin in given.pins if pin.charge and idle}
+    declared, idle = sum(given.pins.values()), given.charges.get("idle", 0)
+    taken = Fraction(min(declared, idle), declared or 1)
+    return {owner: charge * taken for owner, charge in given.pins.items() if charge * taken}
 
 
 def _busy_parts(given: ReplicaSlice, weights: StepWeights) -> tuple[dict[_Key, Fraction], int]:
@@ -171,7 +164,7 @@ def _busy_parts(given: ReplicaSlice, weights: StepWeights) -> tuple[dict[_Key, F
 
 
 def _predicted_parts(given: ReplicaSlice, weights: StepWeights) -> dict[_Key, Fraction]:
-    owners = [*given.owners, _probe_work(given.probes)]
+    owners = [*given.owners, given.probes]
     owners.append(_unclaimed(given.work, owners))
     requests: list[CostKind] = ["requests"]
     kinds = [*requests * len(given.owners), "platform", "unclaimed"]
@@ -195,16 +188,6 @@ def _predicted_parts(given: ReplicaSlice, weights: StepWeights) -> dict[_Key, Fr
             Fraction(weights.prefill_token_ps * used.aborted_prefill_tokens),
         )
     return parts
-
-
-def _probe_work(probes: StepWork) -> OwnerWork:
-    return OwnerWork(
-        owner=PLATFORM,
-        prefill_tokens=probes.prefill_tokens,
-        decode_tokens=probes.decode_tokens,
-        context_tokens=probes.context_tokens,
-        sequence_steps=probes.sequence_steps,
-    )
 
 
 def _unclaimed(work: StepWork, owners: Iterable[OwnerWork]) -> OwnerWork:

@@ -5,9 +5,11 @@ A price that is missing, old or in another currency is shown as such and never a
 
 from collections.abc import Iterable, Mapping
 from datetime import date, timedelta
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+
+from core import fields
 
 MEGATOKENS: Final = 1_000_000
 STALE_AFTER: Final = timedelta(days=90)
@@ -18,15 +20,16 @@ CURRENCY: Final = "usd"
 PriceStatus = Literal["current", "stale", "missing", "other_currency"]
 
 
-class OutsidePrice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider charged for a million tokens of a model on a day, in billionths of its currency."""
+class DatedOutsidePrice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider charged for a million tokens on a day, in billionths of its currency, and where that is said."""
 
-    model: str
-    provider: str
-    as_of: date
-    currency: str
-    input_nanos_per_mtok: int
-    output_nanos_per_mtok: int
+    base_model: Annotated[str, fields.BASE_MODEL]
+    provider: Annotated[str, fields.PROVIDER]
+    as_of: Annotated[date, fields.AS_OF]
+    currency: Annotated[str, fields.CURRENCY]
+    input_nanos_per_mtok: Annotated[int, fields.INPUT_NANOS_PER_MTOK]
+    output_nanos_per_mtok: Annotated[int, fields.OUTPUT_NANOS_PER_MTOK]
+    source: Annotated[str, fields.PRICE_SOURCE]
 
 
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,12 +66,12 @@ def _nearest(dividend: int, divisor: int) -> int | None:
 
 
 def saving(
-    prices: Iterable[OutsidePrice], *, model: str, on: date, input_tokens: int, output_tokens: int, own_nanos: int
+    prices: Iterable[DatedOutsidePrice], *, model: str, on: date, input_tokens: int, output_tokens: int, own_nanos: int
 ) -> Saving:
     """Compare with the newest price of the model in dollars that is not after ``on``. Of two prices of one day, the
     provider first in the alphabet counts.
     """
-    known = [price for price in prices if price.model == model and price.as_of <= on]
+    known = [price for price in prices if price.base_model == model and price.as_of <= on]
     ours = [price for price in known if price.currency.lower() == CURRENCY]
     if not ours:
         status: PriceStatus = "other_currency" if known else "missing"

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.costs.models import CostFunctionRow, ReplicaCostWindow
-from billing.costs.step_model import UNFITTED, FitQuality, Observation, StepWeights, StepWork, fit
+from billing.costs.step_model import FitQuality, Observation, StepWeights, StepWork, fit
 from core.db import database_now
 from core.ids import new_id
 
@@ -52,7 +52,7 @@ def fit_kind(session: Session, kind: ReplicaKind, *, windows_max: int) -> Fitted
         .limit(windows_max)
     )
     windows = list(reversed(session.exec(newest).all()))
-    weights, quality = fit([observation_of(window) for window in windows])
+    weights, quality = fit([_observation_of(window) for window in windows])
     row = CostFunctionRow(
         id=new_id("cf"),
         **msgspec.structs.asdict(kind),
@@ -85,19 +85,9 @@ def list_functions(session: Session, *, limit: int) -> list[FittedFunction]:
     return [_view(row) for row in session.exec(newest).all()]
 
 
-def weights_of(function: FittedFunction | None) -> StepWeights:
-    """The weights that share costs: the fitted ones, or before a fit those of ``UNFITTED``."""
-    return UNFITTED if function is None else function.weights
-
-
-def work_of(window: ReplicaCostWindow) -> StepWork:
-    """The measured work of a window."""
-    return msgspec.convert(window, StepWork, from_attributes=True)
-
-
-def observation_of(window: ReplicaCostWindow) -> Observation:
-    """A window as the fit sees it."""
-    return Observation(work=work_of(window), busy_ms=window.busy_ms, stall_ms=min(window.stall_ms, window.busy_ms))
+def _observation_of(window: ReplicaCostWindow) -> Observation:
+    work = msgspec.convert(window, StepWork, from_attributes=True)
+    return Observation(work=work, busy_ms=window.busy_ms, stall_ms=min(window.stall_ms, window.busy_ms))
 
 
 def _view(row: CostFunctionRow) -> FittedFunction:

@@ -5,14 +5,15 @@ other: a pool without a rate is not free. Its later hours are not read.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
+import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.settings import CostSettings
-from core import clock
+from core import clock, fields
 from core.db import database_now
 
 # Replicas by a loose index scan, with the first window of each after its last hour that was shared out.
@@ -59,12 +60,11 @@ ORDER BY n.base_model, n.rank_max, n.replica_id
 """
 
 
-class UnratedReplica(NamedTuple):
-    """A replica that waits for a rate of its pool."""
+class UnratedPool(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """A pool of which replicas wait for a rate: their time is not in the costs, but what they earned is revenue."""
 
-    replica_id: str
-    base_model: str
-    rank_max: int
+    base_model: Annotated[str, fields.BASE_MODEL]
+    rank_max: Annotated[int, fields.RANK_MAX]
 
 
 def due(session: Session, *, before_ms: int, limit: int, after_ms: int = 0) -> list[tuple[str, int]]:
@@ -73,9 +73,10 @@ def due(session: Session, *, before_ms: int, limit: int, after_ms: int = 0) -> l
     return [(replica_id, hour_ms) for replica_id, hour_ms in rows]
 
 
-def unrated(session: Session, *, before_ms: int, after_ms: int = 0) -> list[UnratedReplica]:
+def unrated(session: Session, *, before_ms: int, after_ms: int = 0) -> dict[str, UnratedPool]:
     """The replicas whose hours in ``[after_ms, before_ms)`` wait for a rate of their pool."""
-    return [UnratedReplica(*row) for row in _read(session, _UNRATED, before_ms=before_ms, after_ms=after_ms)]
+    rows = _read(session, _UNRATED, before_ms=before_ms, after_ms=after_ms)
+    return {replica_id: UnratedPool(base_model=model, rank_max=rank_max) for replica_id, model, rank_max in rows}
 
 
 def allocation_border_ms(session: Session, settings: CostSettings) -> int:

@@ -16,19 +16,19 @@ from sqlalchemy import Engine
 from sqlmodel import Session, col, select
 
 from billing import metrics
-from billing.costs import cost_functions, due_hours, price_book, usage_source
-from billing.costs.allocation import Allocation, OwnerWork, ReplicaSlice, allocate
+from billing.costs import cost_functions, due_hours, price_book
+from billing.costs.allocation import PLATFORM, Allocation, CostOwner, OwnerWork, ReplicaSlice, allocate
 from billing.costs.cost_functions import FittedFunction, ReplicaKind
 from billing.costs.models import CostHour, CostRow, ReplicaCostWindow
-from billing.costs.pins import PinnedTime, Pool, declared, pins_by_pool
-from billing.costs.price_book import DatedRate
-from billing.costs.rates import MS_PER_HOUR, NoRate
-from billing.costs.replica_time import StateWindow, charges, spans
+from billing.costs.owners import Pool, declared, pins_by_pool, work_of_owners
+from billing.costs.rates import MS_PER_HOUR, DatedRate, NoRate
+from billing.costs.replica_time import charges, spans
 from billing.costs.settings import CostSettings
-from billing.costs.step_model import RATIO_PPM_MAX, RATIO_PPM_MIN, StepWork
+from billing.costs.step_model import RATIO_PPM_MAX, RATIO_PPM_MIN, UNFITTED, StepWork
 from billing.costs.window_reader import delete_old, store_windows
 from billing.locks import serialize_decision
 from core import clock
+from core.contracts.costs import CostWindow
 from core.db import database_now, unit_of_work
 
 _ALLOCATE_EVERY_S: Final = 60
@@ -109,7 +109,7 @@ def allocate_due(engine: Engine, settings: CostSettings) -> AllocationRun:
             hours = [(replica_id, hour_ms) for replica_id, hour_ms in due if replica_id not in blocked]
             first = [(replica_id, hour_ms) for replica_id, hour_ms in hours if hour_ms == hours[0][1]]
             if not first:
-                waiting = {each.replica_id for each in due_hours.unrated(session, before_ms=border_ms)}
+                waiting = set(due_hours.unrated(session, before_ms=border_ms))
                 metrics.COST_HOURS_REFUSED.inc(len(waiting))
                 return AllocationRun(hours=stored, without_rate=frozenset(blocked | waiting))
             found, without_rate = compute(session, first, now_ms=now_ms, settings=settings)
@@ -166,7 +166,7 @@ def compute(
     carries.
     """
     (hour_ms,) = {hour_ms for _, hour_ms in hours}
-    owners = usage_source.work_of_owners(
+    owners = work_of_owners(
         session, start_ms=hour_ms, end_ms=hour_ms + MS_PER_HOUR, request_hours_max=settings.cost_request_hours_max
     )
     rates = price_book.list_rates(session)
@@ -191,7 +191,7 @@ def _cost_of(
     session: Session,
     hour: tuple[str, int],
     owners: list[OwnerWork],
-    pinned: Mapping[Pool, Sequence[PinnedTime]],
+    pinned: Mapping[Pool, Mapping[CostOwner, int]],
     rates: Sequence[DatedRate],
     carry: int,
     now_ms: int,
@@ -204,24 +204,25 @@ def _cost_of(
     last = mine[-1]
     kind = ReplicaKind(base_model=last.base_model, rank_max=last.rank_max, engine=last.engine, device=last.device)
     function = cost_functions.in_force(session, kind)
-    time = spans([_state_window(window) for window in windows], now_ms=now_ms, lost_after_ms=lost_after_ms)
+    time = spans(windows, now_ms=now_ms, lost_after_ms=lost_after_ms)
     time = [span for span in time if hour_ms <= span.reported_ms < hour_ms + MS_PER_HOUR]
     served = [window for window in mine if window.state != "starting"]
     busy_ms = sum(span.busy_ms for span in time if span.state not in ("starting", "lost"))
-    pool_rates = price_book.rates_of(rates, kind.base_model, kind.rank_max)
+    pool_rates = [rate for rate in rates if (rate.base_model, rate.rank_max) == (kind.base_model, kind.rank_max)]
     given = ReplicaSlice(
         charges=charges(time, pool_rates),
         busy_ms=busy_ms,
         stall_ms=min(busy_ms, sum(window.stall_ms for window in served)),
         work=_sum_of(served),
-        probes=StepWork(
+        probes=OwnerWork(
+            owner=PLATFORM,
             prefill_tokens=sum(window.probe_prefill_tokens for window in served),
             decode_tokens=sum(window.probe_decode_tokens for window in served),
             sequence_steps=sum(window.probe_decode_tokens for window in served),
         ),
         owners=owners,
         pins=declared(
-            pinned.get((kind.base_model, kind.rank_max), ()),
+            pinned.get((kind.base_model, kind.rank_max), {}),
             pool_rates,
             [(span.start_ms, span.end_ms) for span in time],
         ),
@@ -235,11 +236,11 @@ def _cost_of(
         carry_in=carry,
         paid_ms=sum(span.end_ms - span.start_ms for span in time),
         busy_ms=busy_ms,
-        allocation=allocate(given, cost_functions.weights_of(function), carry=carry),
+        allocation=allocate(given, UNFITTED if function is None else function.weights, carry=carry),
     )
 
 
-def _windows(session: Session, replica_id: str, from_ms: int, until_ms: int) -> list[ReplicaCostWindow]:
+def _windows(session: Session, replica_id: str, from_ms: int, until_ms: int) -> list[CostWindow]:
     found = (
         select(ReplicaCostWindow)
         .where(
@@ -249,14 +250,10 @@ def _windows(session: Session, replica_id: str, from_ms: int, until_ms: int) -> 
         )
         .order_by(col(ReplicaCostWindow.start_ms), col(ReplicaCostWindow.boot_id))
     )
-    return list(session.exec(found).all())
+    return msgspec.convert(session.exec(found).all(), list[CostWindow], from_attributes=True)
 
 
-def _state_window(window: ReplicaCostWindow) -> StateWindow:
-    return msgspec.convert({name: getattr(window, name) for name in StateWindow.__struct_fields__}, StateWindow)
-
-
-def _sum_of(windows: Sequence[ReplicaCostWindow]) -> StepWork:
+def _sum_of(windows: Sequence[CostWindow]) -> StepWork:
     return StepWork(**{name: sum(getattr(each, name) for each in windows) for name in StepWork.__struct_fields__})
 
 

@@ -1,42 +1,16 @@
 """The dated tables that an admin fills: what replicas of a pool cost, and what other providers charge. Insert-only."""
 
-from collections.abc import Iterable
-from datetime import date, datetime
-from typing import Annotated
-
 import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from billing.costs.break_even import OutsidePrice
+from billing.costs.break_even import DatedOutsidePrice
 from billing.costs.models import CostHour, OutsidePriceRow, PoolRateRow
-from billing.costs.rates import MS_PER_HOUR, PoolRate
-from core import clock, fields
+from billing.costs.rates import MS_PER_HOUR, DatedRate
+from core import clock
 from core.db import database_now
 from core.errors import Conflict
 from core.periods import aware
-
-
-class DatedRate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one replica of a pool costs from ``effective_from`` on, in nanodollars per hour."""
-
-    base_model: Annotated[str, fields.BASE_MODEL]
-    rank_max: Annotated[int, fields.RANK_MAX]
-    effective_from: Annotated[datetime, fields.EFFECTIVE_FROM]
-    nanos_per_hour: Annotated[int, fields.NANOS_PER_HOUR]
-    slot_nanos_per_hour: Annotated[int, fields.SLOT_NANOS_PER_HOUR]
-
-
-class DatedOutsidePrice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider charged for a million tokens on a day, in billionths of its currency, and where that is said."""
-
-    base_model: Annotated[str, fields.BASE_MODEL]
-    provider: Annotated[str, fields.PROVIDER]
-    as_of: Annotated[date, fields.AS_OF]
-    currency: Annotated[str, fields.CURRENCY]
-    input_nanos_per_mtok: Annotated[int, fields.INPUT_NANOS_PER_MTOK]
-    output_nanos_per_mtok: Annotated[int, fields.OUTPUT_NANOS_PER_MTOK]
-    source: Annotated[str, fields.PRICE_SOURCE]
 
 
 def add_rate(session: Session, rate: DatedRate) -> DatedRate:
@@ -68,26 +42,10 @@ def add_rate(session: Session, rate: DatedRate) -> DatedRate:
 
 
 def list_rates(session: Session) -> list[DatedRate]:
-    """All rates by pool and time."""
+    """All rates, by pool and in the order of time."""
     columns = (PoolRateRow.base_model, PoolRateRow.rank_max, PoolRateRow.effective_from)
     rows = session.exec(select(PoolRateRow).order_by(*(col(column) for column in columns))).all()
-    return [DatedRate(**{name: getattr(row, name) for name in DatedRate.__struct_fields__}) for row in rows]
-
-
-def rates_of(rates: Iterable[DatedRate], base_model: str, rank_max: int) -> list[PoolRate]:
-    """One pool's rates in order of time, as ``costs.rates`` takes them."""
-    mine = [rate for rate in rates if (rate.base_model, rate.rank_max) == (base_model, rank_max)]
-    return sorted(
-        (
-            PoolRate(
-                effective_from_ms=clock.to_ms(rate.effective_from),
-                nanos_per_hour=rate.nanos_per_hour,
-                slot_nanos_per_hour=rate.slot_nanos_per_hour,
-            )
-            for rate in mine
-        ),
-        key=lambda rate: rate.effective_from_ms,
-    )
+    return msgspec.convert(rows, list[DatedRate], from_attributes=True)
 
 
 def add_outside_price(session: Session, price: DatedOutsidePrice) -> DatedOutsidePrice:
@@ -108,21 +66,4 @@ def list_outside_prices(session: Session) -> list[DatedOutsidePrice]:
     """All outside prices by model, provider and day."""
     columns = (OutsidePriceRow.base_model, OutsidePriceRow.provider, OutsidePriceRow.as_of, OutsidePriceRow.currency)
     rows = session.exec(select(OutsidePriceRow).order_by(*(col(column) for column in columns))).all()
-    return [
-        DatedOutsidePrice(**{name: getattr(row, name) for name in DatedOutsidePrice.__struct_fields__}) for row in rows
-    ]
-
-
-def outside_prices(session: Session) -> list[OutsidePrice]:
-    """All outside prices, as ``costs.break_even`` takes them."""
-    return [
-        OutsidePrice(
-            model=row.base_model,
-            provider=row.provider,
-            as_of=row.as_of,
-            currency=row.currency,
-            input_nanos_per_mtok=row.input_nanos_per_mtok,
-            output_nanos_per_mtok=row.output_nanos_per_mtok,
-        )
-        for row in list_outside_prices(session)
-    ]
+    return msgspec.convert(rows, list[DatedOutsidePrice], from_attributes=True)

@@ -5,53 +5,63 @@ rows are (``costs.allocation``). A pool is the replicas of one base model and ra
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Annotated, Final
 
 import msgspec
 
+from core import fields
 from core.errors import Unprocessable
+from core.periods import EPOCH
 
 MS_PER_HOUR: Final = 3_600_000
 
 
-class PoolRate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one replica of a pool costs from an instant on, until a later rate. ``slot_nanos_per_hour`` is the declared
-    cost of one pinned slot, which is taken out of the replica's idle time.
+class DatedRate(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica of a pool costs from ``effective_from`` on, until a later rate, in nanodollars per hour.
+    ``slot_nanos_per_hour`` is the declared cost of one pinned slot, which is taken out of the replica's idle time.
     """
 
-    effective_from_ms: int
-    nanos_per_hour: int
-    slot_nanos_per_hour: int = 0
+    base_model: Annotated[str, fields.BASE_MODEL]
+    rank_max: Annotated[int, fields.RANK_MAX]
+    effective_from: Annotated[datetime, fields.EFFECTIVE_FROM]
+    nanos_per_hour: Annotated[int, fields.NANOS_PER_HOUR]
+    slot_nanos_per_hour: Annotated[int, fields.SLOT_NANOS_PER_HOUR]
+
+    @property
+    def from_ms(self) -> int:
+        """The same instant in Unix milliseconds."""
+        return (self.effective_from - EPOCH) // timedelta(milliseconds=1)
 
 
 class NoRate(Unprocessable):
     """A pool has no rate for a time that must be paid."""
 
 
-def pieces(rates: Sequence[PoolRate], start_ms: int, end_ms: int) -> Iterator[tuple[int, int, PoolRate]]:
+def pieces(rates: Sequence[DatedRate], start_ms: int, end_ms: int) -> Iterator[tuple[int, int, DatedRate]]:
     """The parts of ``[start_ms, end_ms)`` with their rates. ``rates`` are in order of time. Raises NoRate for a part
     before the first one: a missing rate is never taken as zero.
     """
     if start_ms >= end_ms:
         return
-    if not rates or start_ms < rates[0].effective_from_ms:
+    if not rates or start_ms < rates[0].from_ms:
         raise NoRate(
             "the pool has no rate at the beginning of this time; add one with POST /api/v1/admin/costs/rates and an "
             "effective_from before it",
             code="rate_missing",
         )
-    borders = [rate.effective_from_ms for rate in rates[1:]] + [end_ms]
+    borders = [rate.from_ms for rate in rates[1:]] + [end_ms]
     for rate, border in zip(rates, borders, strict=True):
-        begins, ends = max(start_ms, rate.effective_from_ms), min(end_ms, border)
+        begins, ends = max(start_ms, rate.from_ms), min(end_ms, border)
         if begins < ends:
             yield begins, ends, rate
 
 
-def charge(rates: Sequence[PoolRate], start_ms: int, end_ms: int) -> int:
+def charge(rates: Sequence[DatedRate], start_ms: int, end_ms: int) -> int:
     """Nanodollars per hour × milliseconds of ``[start_ms, end_ms)``. Divide by ``MS_PER_HOUR`` for nanodollars."""
     return sum(rate.nanos_per_hour * (end - begin) for begin, end, rate in pieces(rates, start_ms, end_ms))
 
 
-def slot_charge(rates: Sequence[PoolRate], start_ms: int, end_ms: int, slots: int) -> int:
+def slot_charge(rates: Sequence[DatedRate], start_ms: int, end_ms: int, slots: int) -> int:
     """The declared charge of pinned slots, in the unit of ``charge``."""
     return sum(rate.slot_nanos_per_hour * slots * (end - begin) for begin, end, rate in pieces(rates, start_ms, end_ms))

@@ -10,7 +10,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from billing.costs.rates import PoolRate, charge
+from billing.costs.rates import DatedRate, charge
+from core.contracts.costs import CostWindow
 from core.contracts.replicas import ReplicaState
 
 TimeState = Literal["starting", "busy", "idle", "draining", "lost"]
@@ -19,19 +20,6 @@ TimeState = Literal["starting", "busy", "idle", "draining", "lost"]
 
 
 _UNUSED: Final[Mapping[str, TimeState]] = {"ready": "idle", "draining": "draining", "unhealthy": "lost"}
-
-
-class StateWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """One reported window of one engine boot. ``busy_ms`` is the part in which the engine ran steps. With ``final`` the
-    agent ended in order, so that the time after it is not lost.
-    """
-
-    boot_id: str
-    start_ms: int
-    end_ms: int
-    state: ReplicaState
-    busy_ms: int = 0
-    final: bool = False
 
 
 class StateSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,14 +34,14 @@ class StateSpan(msgspec.Struct, frozen=True, kw_only=True):
     reported_ms: int = 0
 
 
-def spans(windows: Iterable[StateWindow], *, now_ms: int, lost_after_ms: int) -> list[StateSpan]:
+def spans(windows: Iterable[CostWindow], *, now_ms: int, lost_after_ms: int) -> list[StateSpan]:
     """The time of one replica up to ``now_ms``, without gaps that are to be paid.
 
     A window that overlaps an earlier one (two clocks, or a window that was sent twice) counts only for the time after
     it. Busy time is never longer than its span.
     """
     found: list[StateSpan] = []
-    before: StateWindow | None = None
+    before: CostWindow | None = None
     for window in sorted(windows, key=lambda each: (each.start_ms, each.end_ms, each.boot_id)):
         reached = found[-1].end_ms if found else window.start_ms
         if before is not None and not before.final:
@@ -77,13 +65,13 @@ def spans(windows: Iterable[StateWindow], *, now_ms: int, lost_after_ms: int) ->
     return found
 
 
-def _add_lost(found: list[StateSpan], before: StateWindow, start_ms: int, end_ms: int, lost_after_ms: int) -> None:
+def _add_lost(found: list[StateSpan], before: CostWindow, start_ms: int, end_ms: int, lost_after_ms: int) -> None:
     end_ms = min(end_ms, start_ms + lost_after_ms)
     if start_ms < end_ms:
         found.append(StateSpan(start_ms=start_ms, end_ms=end_ms, state="lost", reported_ms=before.start_ms))
 
 
-def charges(found: Iterable[StateSpan], rates: Sequence[PoolRate]) -> Mapping[TimeState, int]:
+def charges(found: Iterable[StateSpan], rates: Sequence[DatedRate]) -> Mapping[TimeState, int]:
     """Rate × time by state, in nanodollars per hour × milliseconds. The states add up to the charge of all spans.
 
     A starting or lost replica is never busy: its probes are part of its start. The busy part of a span is charged at

@@ -20,7 +20,8 @@ from sqlmodel import Session
 
 from billing.costs import due_hours, price_book
 from billing.costs.allocation import CostKind, CostOwner
-from billing.costs.break_even import OutsidePrice, Saving, break_even, saving
+from billing.costs.break_even import DatedOutsidePrice, Saving, break_even, saving
+from billing.costs.due_hours import UnratedPool
 from billing.costs.hours import HourCost, Preview, preview
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.revenue import Revenue, read_revenue
@@ -150,13 +151,6 @@ class ModelEconomics(msgspec.Struct, frozen=True, kw_only=True):
     flagged_hours: int
 
 
-class UnratedPool(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A pool of which replicas wait for a rate: their time is not in the costs, but what they earned is revenue."""
-
-    base_model: Annotated[str, fields.BASE_MODEL]
-    rank_max: Annotated[int, fields.RANK_MAX]
-
-
 class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     """All replicas of a period. ``total_nanos`` is the sum of the rows' cost and of the ``platform`` amounts by kind.
     ``allocated_until`` is the end of the last hour that is shared out for good. Revenue is counted up to
@@ -197,8 +191,7 @@ def report(
         _add_open_hours(opened.hours, costs, pools)
     until_ms = end_ms if opened.until_ms is None else min(end_ms, max(start_ms, opened.until_ms))
     charged = read_revenue(session, start=start, end=clock.from_ms(until_ms))
-    waiting = due_hours.unrated(session, before_ms=end_ms, after_ms=start_ms)
-    unrated = {UnratedPool(base_model=each.base_model, rank_max=each.rank_max) for each in waiting}
+    unrated = set(due_hours.unrated(session, before_ms=end_ms, after_ms=start_ms).values())
     models = sorted({pool.base_model for pool in pools})
     rated = set(models) - {pool.base_model for pool in unrated}
     rows = margins(costs, charged, group_by, rated)
@@ -212,7 +205,7 @@ def report(
     for cost in costs:
         if not cost.owner.tenant_id:
             platform[cost.kind] += cost.nanos
-    prices = price_book.outside_prices(session)
+    prices = price_book.list_outside_prices(session)
     tokens = _tokens(session, start, end, opened.hours)
     return CostReport(
         start=start,
@@ -373,7 +366,7 @@ def _economics(
     model: str,
     pools: Iterable[PoolTime],
     tokens: tuple[int, int],
-    prices: Sequence[OutsidePrice],
+    prices: Sequence[DatedOutsidePrice],
     end: datetime,
 ) -> ModelEconomics:
     mine = [pool for pool in pools if pool.base_model == model]

@@ -12,7 +12,8 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from billing.costs import price_book
-from billing.costs.price_book import DatedOutsidePrice, DatedRate
+from billing.costs.break_even import DatedOutsidePrice
+from billing.costs.rates import DatedRate
 from billing.costs.report import CostGrouping
 from billing.costs.settings import CostSettings
 from control_plane.audit.service import audited

@@ -6,7 +6,8 @@ from typing import Annotated
 import msgspec
 
 from billing.costs.break_even import PriceStatus
-from billing.costs.report import CostGrouping, MarginRow, UnratedPool
+from billing.costs.due_hours import UnratedPool
+from billing.costs.report import CostGrouping, MarginRow
 from core import fields
 from core.fields import about
 

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from billing.costs import price_book
-from billing.costs.price_book import DatedRate
-from billing.costs.rates import MS_PER_HOUR
+from billing.costs.rates import MS_PER_HOUR, DatedRate
 from billing.costs.settings import CostSettings
 from billing.costs.window_reader import store_windows
 from core import clock, redis_keys

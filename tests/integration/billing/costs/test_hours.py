@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from billing.costs import hours
 from billing.costs.allocation import OwnerWork
 from billing.costs.hours import CostAttribution, allocate_due
+from billing.costs.owners import work_of_owners
 from billing.costs.rates import MS_PER_HOUR
 from billing.worker import connect_redis
 from core import redis_acl, redis_keys
@@ -96,7 +97,7 @@ def test_a_request_across_the_border_of_two_hours_is_in_both_and_nothing_is_coun
     )  # fmt: skip
     with unit_of_work(costs.engine) as session:
         found = [
-            hours.usage_source.work_of_owners(
+            work_of_owners(
                 session, start_ms=costs.hour_ms + n * MS_PER_HOUR, end_ms=costs.hour_ms + (n + 1) * MS_PER_HOUR,
                 request_hours_max=2,
             )["rep_1"][0]
@@ -214,9 +215,7 @@ def test_the_job_of_the_worker_stores_windows_and_shares_hours_out_with_the_work
 def used(costs, *, hours_later: int = 0):
     start_ms = costs.hour_ms + hours_later * MS_PER_HOUR
     with unit_of_work(costs.engine) as session:
-        found = hours.usage_source.work_of_owners(
-            session, start_ms=start_ms, end_ms=start_ms + MS_PER_HOUR, request_hours_max=2
-        )
+        found = work_of_owners(session, start_ms=start_ms, end_ms=start_ms + MS_PER_HOUR, request_hours_max=2)
     return {each.owner.tenant_id: each for each in found.get("rep_1", [])}
 
 

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from billing.costs import cost_functions, focus, price_book, report
+from billing.costs.break_even import DatedOutsidePrice
+from billing.costs.due_hours import UnratedPool
 from billing.costs.hours import allocate_due
-from billing.costs.price_book import DatedOutsidePrice
 from billing.costs.rates import MS_PER_HOUR
 from core.db import unit_of_work
 from core.errors import Conflict, InvalidRequest
@@ -143,7 +144,7 @@ def test_tokens_of_a_pool_without_a_rate_are_in_no_break_even_and_the_pool_is_na
     costs.use(used[0], ended_s=5, lasted_s=2, input_tokens=9_000, output_tokens=1, replica_id="rep_2")
     found = reported(costs)
     assert found.models == (before,)
-    assert found.unrated_pools == (report.UnratedPool(base_model=BASE, rank_max=64),)
+    assert found.unrated_pools == (UnratedPool(base_model=BASE, rank_max=64),)
     assert {row.margin_nanos for row in found.rows} == {row.margin_ppm for row in found.rows} == {None}
 
 

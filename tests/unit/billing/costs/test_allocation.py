@@ -4,13 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.costs.allocation import PLATFORM, CostOwner, OwnerWork, ReplicaSlice, SlotPin, allocate
-from billing.costs.rates import MS_PER_HOUR, PoolRate, slot_charge
+from billing.costs.allocation import PLATFORM, CostOwner, OwnerWork, ReplicaSlice, allocate
+from billing.costs.rates import MS_PER_HOUR, DatedRate, slot_charge
 from billing.costs.replica_time import StateSpan, charges
 from billing.costs.step_model import StepWeights, StepWork, flags_of
+from core.periods import EPOCH
 
 RATE = 3_600_000_000
-RATES = [PoolRate(effective_from_ms=0, nanos_per_hour=RATE, slot_nanos_per_hour=360_000_000)]
+RATES = [
+    DatedRate(base_model="m", rank_max=16, effective_from=EPOCH, nanos_per_hour=RATE, slot_nanos_per_hour=360_000_000)
+]
 WEIGHTS = StepWeights(prefill_token_ps=100_000_000, decode_token_ps=2_000_000_000, context_token_ps=10_000)
 A, B, C = (CostOwner(tenant_id=f"tn_{name}", adapter_id=f"ad_{name}", plan_id="pl_1") for name in "abc")
 
@@ -110,7 +113,7 @@ def test_start_drain_and_silence_are_rows_that_add_up_with_the_rest():
 
 @pytest.mark.scenario(176)
 def test_probes_are_the_platforms_and_an_aborted_prompt_is_its_tenants():
-    probes = StepWork(prefill_tokens=1_000, decode_tokens=50, sequence_steps=100)
+    probes = OwnerWork(owner=PLATFORM, prefill_tokens=1_000, decode_tokens=50, sequence_steps=100)
     work = StepWork(prefill_tokens=31_000, decode_tokens=50, sequence_steps=100)
     found = allocated([OwnerWork(owner=A, aborted_prefill_tokens=30_000)], busy_ms=3_200, work=work, probes=probes)
     assert rows(found, "aborted_prefill") == {"tn_a": 3_000_000}
@@ -143,7 +146,7 @@ def test_the_fixed_part_is_shared_by_sequence_steps_and_the_adapters_part_by_tho
 )
 def test_pinned_slots_cost_their_declared_rate_out_of_idle_and_never_more_than_idle(idle_ms, pinned, idle):
     declared = slot_charge(RATES, 0, 60_000, slots=2)
-    found = allocated([], busy_ms=0, charges={"idle": idle_ms * RATE}, pins=[SlotPin(owner=A, charge=declared)])
+    found = allocated([], busy_ms=0, charges={"idle": idle_ms * RATE}, pins={A: declared})
     assert rows(found) == {"tn_a": pinned} | ({"idle": idle} if idle else {})
 
 
@@ -174,12 +177,9 @@ def slices(draw):
         busy_ms=busy_ms,
         stall_ms=draw(st.integers(0, busy_ms)),
         work=work,
-        probes=StepWork(prefill_tokens=draw(amounts)),
+        probes=OwnerWork(owner=PLATFORM, prefill_tokens=draw(amounts)),
         owners=owners,
-        pins=[
-            SlotPin(owner=owner, charge=draw(st.integers(0, 10**14)))
-            for owner in draw(st.lists(some_owner, unique=True))
-        ],
+        pins=draw(st.dictionaries(some_owner, st.integers(0, 10**14))),
     )
 
 
@@ -197,7 +197,7 @@ def test_the_rows_add_up_to_rate_times_time(given_slice, weights, carry):
 @pytest.mark.scenario(178)
 @given(slices(), weights)
 def test_a_tenant_without_usage_and_pins_has_no_row(given_slice, weights):
-    there = {used.owner for used in given_slice.owners} | {pin.owner for pin in given_slice.pins}
+    there = {used.owner for used in given_slice.owners} | given_slice.pins.keys()
     assert {row.owner for row in allocate(given_slice, weights).rows} <= there | {PLATFORM}
 
 
@@ -211,7 +211,8 @@ def test_two_tenants_that_swap_their_work_swap_their_rows(given_slice, weights):
     def swapped(parts):
         return [msgspec.structs.replace(part, owner=swap.get(part.owner, part.owner)) for part in parts]
 
-    other = msgspec.structs.replace(given_slice, owners=swapped(given_slice.owners), pins=swapped(given_slice.pins))
+    pins = {swap.get(owner, owner): charge for owner, charge in given_slice.pins.items()}
+    other = msgspec.structs.replace(given_slice, owners=swapped(given_slice.owners), pins=pins)
     before = {(row.owner, row.kind): row.nanos for row in allocate(given_slice, weights).rows}
     after = {(row.owner, row.kind): row.nanos for row in allocate(other, weights).rows}
     for owner, kind in before.keys() | after.keys():
@@ -232,5 +233,7 @@ def test_two_slices_cost_what_their_time_together_costs(first, second, weights):
 def test_the_same_slice_gives_the_same_rows_in_any_order_of_claims(given_slice, weights):
     import msgspec
 
-    other = msgspec.structs.replace(given_slice, owners=given_slice.owners[::-1], pins=given_slice.pins[::-1])
+    other = msgspec.structs.replace(
+        given_slice, owners=given_slice.owners[::-1], pins=dict(reversed(given_slice.pins.items()))
+    )
     assert allocate(other, weights) == allocate(given_slice, weights)

@@ -4,26 +4,27 @@ from datetime import date, timedelta
 
 import pytest
 
-from billing.costs.break_even import OutsidePrice, break_even, saving
+from billing.costs.break_even import DatedOutsidePrice, break_even, saving
 from billing.costs.rates import MS_PER_HOUR
 
 TODAY = date(2026, 11, 24)
-PRICE = OutsidePrice(
-    model="m",
+PRICE = DatedOutsidePrice(
+    base_model="m",
     provider="p",
     as_of=TODAY,
     currency="usd",
     input_nanos_per_mtok=900_000_000,
     output_nanos_per_mtok=900_000_000,
+    source="a page",
 )
 
 
-def compared(*prices: OutsidePrice, model: str = "m"):
+def compared(*prices: DatedOutsidePrice, model: str = "m"):
     return saving(prices, model=model, on=TODAY, input_tokens=4_200_000, output_tokens=840_000, own_nanos=2_500_000_000)
 
 
-def changed(**changes) -> OutsidePrice:
-    return OutsidePrice(**{name: getattr(PRICE, name) for name in PRICE.__struct_fields__} | changes)
+def changed(**changes) -> DatedOutsidePrice:
+    return DatedOutsidePrice(**{name: getattr(PRICE, name) for name in PRICE.__struct_fields__} | changes)
 
 
 @pytest.mark.scenario(181)
@@ -63,7 +64,7 @@ def test_the_saving_beside_an_outside_price():
     ("prices", "status"),
     [
         ([], "missing"),
-        ([changed(model="another")], "missing"),
+        ([changed(base_model="another")], "missing"),
         ([changed(as_of=TODAY + timedelta(days=1))], "missing"),
         ([changed(currency="eur")], "other_currency"),
         ([changed(as_of=TODAY - timedelta(days=91))], "stale"),

@@ -6,23 +6,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.costs.rates import MS_PER_HOUR, NoRate, PoolRate, charge
-from billing.costs.replica_time import StateSpan, StateWindow, charges, spans
+from billing.costs.rates import MS_PER_HOUR, DatedRate, NoRate, charge
+from billing.costs.replica_time import StateSpan, charges, spans
+from core import clock
+from core.contracts.costs import CostWindow
 
-RATES = [PoolRate(effective_from_ms=0, nanos_per_hour=3_600_000_000)]
+
+def rate(from_ms: int, nanos_per_hour: int) -> DatedRate:
+    return DatedRate(
+        base_model="m",
+        rank_max=16,
+        effective_from=clock.from_ms(from_ms),
+        nanos_per_hour=nanos_per_hour,
+        slot_nanos_per_hour=0,
+    )
 
 
-def window(start_s, end_s, state="ready", boot="boot_1", **changes) -> StateWindow:
-    return StateWindow(boot_id=boot, start_ms=start_s * 1_000, end_ms=end_s * 1_000, state=state, **changes)
+RATES = [rate(0, 3_600_000_000)]
+
+
+def window(start_s, end_s, state="ready", boot="boot_1", **changes) -> CostWindow:
+    named = {"replica_id": "rep_1", "sequence": 0, "base_model": "m", "rank_max": 16, "engine": "e", "device": "d"}
+    return CostWindow(**named, boot_id=boot, start_ms=start_s * 1_000, end_ms=end_s * 1_000, state=state, **changes)
 
 
 @pytest.mark.scenario(175)
 def test_a_rate_that_changes_inside_a_window_counts_from_its_instant():
-    rates = [*RATES, PoolRate(effective_from_ms=30_000, nanos_per_hour=7_200_000_000)]
+    rates = [*RATES, rate(30_000, 7_200_000_000)]
     assert charge(rates, 0, 60_000) == 90_000_000 * MS_PER_HOUR
 
 
-@pytest.mark.parametrize("rates", [[], [PoolRate(effective_from_ms=1, nanos_per_hour=1)]])
+@pytest.mark.parametrize("rates", [[], [rate(1, 1)]])
 def test_time_before_the_first_rate_is_refused_and_not_free(rates):
     with pytest.raises(NoRate, match="admin/costs/rates"):
         charge(rates, 0, 60_000)
@@ -30,7 +44,7 @@ def test_time_before_the_first_rate_is_refused_and_not_free(rates):
 
 @given(st.lists(st.integers(0, 10**6), min_size=2, max_size=6, unique=True).map(sorted), st.integers(0, 10**6))
 def test_charges_of_adjacent_times_add_up(borders, change_at):
-    rates = [PoolRate(effective_from_ms=0, nanos_per_hour=7), PoolRate(effective_from_ms=change_at, nanos_per_hour=11)]
+    rates = [rate(0, 7), rate(change_at, 11)]
     parts = [charge(rates, start, end) for start, end in pairwise(borders)]
     assert sum(parts) == charge(rates, borders[0], borders[-1])
 

@@ -1,15 +1,22 @@
-"""What recorded usage says of each replica's work in a piece of time: the only place where cost attribution reads
-records.
+"""Who used a replica in a piece of time, for the allocation of its cost: the work of requests, from recorded usage, and
+pinned slots, of which every replica of a pool keeps each. The only place where cost attribution reads records.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Final
 
 import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.costs.allocation import CostOwner, OwnerWork
-from billing.costs.rates import MS_PER_HOUR
+from billing.costs.rates import MS_PER_HOUR, DatedRate, slot_charge
+from billing.prices import price_book
+from billing.resources import sources
+from core import clock
 from core.ids import first_id_of_ms
+from core.rank_classes import class_for
 
 # A request's prompt counts when its first token came (or, without one, when it ended), its output evenly from there to
 # its end, its stall at its end. ``done_…`` is what it had decoded by an instant, so adjacent pieces of time add up.
@@ -50,6 +57,12 @@ SELECT replica_id, tenant_id, adapter_id, plan_id,
        coalesce(sum(stall_ms) FILTER (WHERE ended), 0)::bigint AS stall_ms
 FROM counted GROUP BY replica_id, tenant_id, adapter_id, plan_id ORDER BY replica_id, tenant_id, adapter_id, plan_id
 """)
+_RANKS: Final = sa.text("""
+SELECT DISTINCT base_model, rank_max FROM replica_cost_windows WHERE start_ms >= :start_ms AND start_ms < :end_ms
+""")
+
+Pool = tuple[str, int]
+"""A base model and the largest rank of its replicas."""
 
 
 def work_of_owners(
@@ -70,3 +83,40 @@ def work_of_owners(
         work = {name: row[name] for name in OwnerWork.__struct_fields__ if name != "owner"}
         found[row["replica_id"]].append(OwnerWork(owner=owner, **work))
     return found
+
+
+def pins_by_pool(
+    session: Session, rates: Sequence[DatedRate], *, hour_ms: int, now_ms: int
+) -> Mapping[Pool, Mapping[CostOwner, int]]:
+    """The slot-milliseconds of an hour by the pool that keeps the pins, and by owner: those that tenants pay for,
+    whether the hour is metered yet or not. Nothing where no pool declares a cost of slots.
+    """
+    if not any(rate.slot_nanos_per_hour for rate in rates):
+        return {}
+    start = clock.from_ms(hour_ms)
+    uses = sources.pins(session, start, min(start + timedelta(hours=1), max(start, clock.from_ms(now_ms))))
+    book = price_book.load(session, {use.owner.tenant_id for use in uses})
+    rows = session.connection().execute(_RANKS, {"start_ms": hour_ms, "end_ms": hour_ms + MS_PER_HOUR})
+    ranks: defaultdict[str, set[int]] = defaultdict(set)
+    for base_model, rank_max in rows:
+        ranks[base_model].add(rank_max)
+    found: defaultdict[Pool, Counter[CostOwner]] = defaultdict(Counter)
+    for use in uses:
+        rank_max = class_for(use.owner.rank_class, tuple(ranks[use.owner.base_model]))
+        if rank_max is not None:
+            version = book.in_force(use.owner.tenant_id, start)
+            owner = CostOwner(
+                tenant_id=use.owner.tenant_id,
+                adapter_id=use.owner.adapter_id,
+                plan_id="" if version is None else version.plan_id,
+            )
+            found[use.owner.base_model, rank_max][owner] += use.units
+    return found
+
+
+def declared(
+    slot_ms: Mapping[CostOwner, int], rates: Sequence[DatedRate], paid: Sequence[tuple[int, int]]
+) -> dict[CostOwner, int]:
+    """The charges of pins on a replica that was paid for in these parts of the hour. Pure."""
+    one_slot = sum(slot_charge(rates, start_ms, end_ms, 1) for start_ms, end_ms in paid)
+    return {owner: one_slot * slot_ms[owner] // MS_PER_HOUR for owner in sorted(slot_ms)}
