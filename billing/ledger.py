@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
 from billing.models import LedgerAccount, LedgerEntry, LedgerTransfer
+from core.db import total
 from core.ids import new_id
 
 AccountKind = Literal[
@@ -82,7 +83,7 @@ def post(
 def balance_nanos(session: Session, account: AccountRef) -> int:
     """The sum of an account's entries; an account that was never opened has 0."""
     statement = (
-        select(sa.cast(sa.func.coalesce(sa.func.sum(col(LedgerEntry.amount_nanos)), 0), sa.BigInteger))
+        select(total(LedgerEntry.amount_nanos))
         .join(LedgerAccount, col(LedgerAccount.id) == LedgerEntry.account_id)
         .where(LedgerAccount.kind == account.kind, col(LedgerAccount.tenant_id).is_not_distinct_from(account.tenant_id))
     )

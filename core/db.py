@@ -61,6 +61,11 @@ def among(column: SQLCoreOperations[str], values: Collection[str]) -> sa.ColumnE
     return column == sa.any_(sa.literal(list(values), ARRAY(sa.Text)))
 
 
+def total(values: SQLCoreOperations[int] | int) -> sa.ColumnElement[int]:
+    """The sum of a column of integers, 0 without rows. Postgres sums bigint as numeric; our sums fit a bigint."""
+    return sa.cast(func.coalesce(func.sum(values), 0), sa.BigInteger)
+
+
 DatabaseClock = Callable[[Session], datetime]
 """``database_now``, or in tests a clock that they move."""
 

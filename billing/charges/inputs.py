@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.charges.lines import UsageTotal, UsedQuantity
-from billing.charges.models import StoredPeriodState
+from billing.charges.models import StoredPeriodState, UsageAdjustment
 from billing.charges.proration import TenantTerms
 from billing.charges.resource_charge import ResourceTotal
 from billing.charges.state import PeriodState
@@ -28,6 +28,7 @@ from billing.subscriptions.calendars import calendars_of
 from billing.subscriptions.discounts import DiscountTerms, read_discounts
 from billing.usage.models import UsageRecord
 from billing.usage.sums import NOT_LATE, hour_of
+from core.db import total
 from core.periods import Period
 
 _HOUR: Final = timedelta(hours=1)
@@ -85,6 +86,15 @@ class Contract(NamedTuple):
     terms: TenantTerms
     discounts: Sequence[DiscountTerms]
     versions: Mapping[str, PriceView]
+
+
+class Adjusted(NamedTuple):
+    """What was posted for a period besides the amounts of its records: of usage (tiers), and of all else (fees, less
+    discounts).
+    """
+
+    usage_nanos: int
+    other_nanos: int
 
 
 def read_contract(session: Session, tenant_id: str) -> Contract:
@@ -162,6 +172,18 @@ def read_state(session: Session, tenant_id: str, start: datetime) -> PeriodState
         .limit(1)
     ).first()
     return PeriodState() if stored is None else msgspec.convert(stored, PeriodState)
+
+
+def read_adjusted(session: Session, tenant_id: str, period: Period) -> Adjusted:
+    """What was posted for the period besides its records."""
+    statement = select(
+        total(UsageAdjustment.usage_nanos), total(UsageAdjustment.amount_nanos - UsageAdjustment.usage_nanos)
+    ).where(
+        UsageAdjustment.tenant_id == tenant_id,
+        col(UsageAdjustment.period_start) >= period.start,
+        col(UsageAdjustment.period_start) < period.end,
+    )
+    return Adjusted(*session.exec(statement).one())
 
 
 def period_start(session: Session, tenant_id: str, billed_until: datetime | None) -> datetime | None:

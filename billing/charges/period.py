@@ -15,14 +15,14 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing import ledger
-from billing.charges.inputs import Contract, read_contract, read_state, read_used, split
+from billing.charges.inputs import Contract, read_adjusted, read_contract, read_state, read_used, split
 from billing.charges.lines import DraftInvoiceLine, merged
 from billing.charges.models import StoredPeriodState, UsageAdjustment
 from billing.charges.state import PeriodState
 from billing.charges.statement import PeriodUse, state_charges
 from billing.subscriptions.billed_until import billed_until_of
 from core import clock
-from core.db import among, database_now
+from core.db import among, database_now, total
 from core.ids import first_id_of_ms, new_id
 from core.periods import Period
 from core.spend_windows import WindowBounds
@@ -97,10 +97,9 @@ def charge_used(
 
 def usage_adjusted_in(session: Session, tenant_ids: Collection[str], made: WindowBounds) -> dict[str, int]:
     """By how much the usage of these tenants was adjusted by adjustments that were made in a span of time."""
-    total = sa.cast(sa.func.sum(col(UsageAdjustment.usage_nanos)), sa.BigInteger)
     low, high = (clock.to_ms(at) for at in (made.start - _CLOCKS_APART, made.end + _CLOCKS_APART))
     statement = (
-        select(UsageAdjustment.tenant_id, total)
+        select(UsageAdjustment.tenant_id, total(UsageAdjustment.usage_nanos))
         .where(
             among(col(UsageAdjustment.tenant_id), tenant_ids),
             # Ids are in the order of time, which makes this a range of the primary key.
@@ -143,26 +142,12 @@ def _post_difference(session: Session, tenant_id: str, period: Period, owed: Owe
 
     The caller holds the tenant's subscription, so no usage and no other adjustment of the tenant is posted meanwhile.
     """
-    amount_before, usage_before = _posted_before(session, tenant_id, period)
-    amount_nanos = owed.amount_nanos - owed.recorded_nanos - amount_before
-    usage_nanos = owed.usage_nanos - owed.recorded_nanos - usage_before
+    before = read_adjusted(session, tenant_id, period)
+    amount_nanos = owed.amount_nanos - owed.recorded_nanos - before.usage_nanos - before.other_nanos
+    usage_nanos = owed.usage_nanos - owed.recorded_nanos - before.usage_nanos
     if amount_nanos != 0:
         _post(session, tenant_id, period, amount_nanos, usage_nanos)
     return amount_nanos
-
-
-def _posted_before(session: Session, tenant_id: str, period: Period) -> tuple[int, int]:
-    """The sums of a period's adjustments: in all, and of usage."""
-    amount, usage = (
-        sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
-        for column in (col(UsageAdjustment.amount_nanos), col(UsageAdjustment.usage_nanos))
-    )
-    statement = select(amount, usage).where(
-        UsageAdjustment.tenant_id == tenant_id,
-        col(UsageAdjustment.period_start) >= period.start,
-        col(UsageAdjustment.period_start) < period.end,
-    )
-    return session.exec(statement).one()
 
 
 def _post(session: Session, tenant_id: str, period: Period, amount_nanos: int, usage_nanos: int) -> None:

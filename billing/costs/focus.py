@@ -6,8 +6,6 @@ dimensions are those of the replica, and the ``Allocated…`` columns say whose 
 of the lines add up to those of the hour. A line without an owner is the unallocated part.
 """
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -20,7 +18,7 @@ from sqlmodel import Session
 
 from billing.costs.rates import MS_PER_HOUR
 from core import clock
-from core.money import NANOS_PER_DOLLAR
+from core.csv_lines import csv_line, dollar_text
 from core.periods import month_start
 
 METHOD: Final = "tenora-step-time"
@@ -36,7 +34,6 @@ COLUMNS: Final = (
 )  # fmt: skip
 _BILLIONTHS: Final = 1_000_000_000
 _FETCH_ROWS: Final = 1_000
-_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 
 _LINES = sa.text("""
 SELECT r.replica_id, r.hour_ms, r.tenant_id, r.adapter_id, r.plan_id, r.kind, r.nanos, h.base_model, h.rank_max,
@@ -77,7 +74,7 @@ def focus_csv(session: Session, *, start_ms: int, end_ms: int, issuer: str, name
     """The CSV in pieces, the header first. ``issuer`` is the platform's name, ``names`` are those of tenants and
     adapters by id. Reads row by row, so that a month is not held in memory.
     """
-    yield _line(COLUMNS)
+    yield csv_line(COLUMNS)
     found = session.connection(execution_options={"yield_per": _FETCH_ROWS}).execute(
         _LINES, {"start_ms": start_ms, "end_ms": end_ms}
     )
@@ -89,7 +86,7 @@ def focus_csv(session: Session, *, start_ms: int, end_ms: int, issuer: str, name
             total_nanos=row["total_nanos"],
             paid_ms=row["paid_ms"],
         )
-        yield _line(_cells(row, share, issuer, names))
+        yield csv_line(_cells(row, share, issuer, names))
 
 
 def _cells(row: RowMapping, share: LineShare, issuer: str, names: Mapping[str, str]) -> tuple[str, ...]:
@@ -97,8 +94,8 @@ def _cells(row: RowMapping, share: LineShare, issuer: str, names: Mapping[str, s
     begins, ends = clock.from_ms(row["hour_ms"]), clock.from_ms(row["hour_ms"] + MS_PER_HOUR)
     month = month_start(begins)
     next_month = month.replace(year=month.year + month.month // 12, month=month.month % 12 + 1)
-    cost, hours = decimal(row["nanos"]), decimal(share.hours)
-    element = f'"AllocatedRatio": {decimal(share.ratio)}, "UsageUnit": "Hours", "UsageQuantity": {hours}'
+    cost, hours = dollar_text(row["nanos"]), dollar_text(share.hours)
+    element = f'"AllocatedRatio": {dollar_text(share.ratio)}, "UsageUnit": "Hours", "UsageQuantity": {hours}'
     details = f'{{"Elements": [{{{element}}}]}}'
     return (
         cost, cost, cost, cost, "USD", _instant(month), _instant(next_month), _instant(begins), _instant(ends),
@@ -116,22 +113,5 @@ def _tags(row: RowMapping) -> str:
     return json.dumps(tags, sort_keys=True) if tags else ""
 
 
-def decimal(billionths: int) -> str:
-    """A number of billionths with nine decimals, exact: nanodollars as dollars."""
-    sign, whole = ("-" if billionths < 0 else ""), abs(billionths)
-    return f"{sign}{whole // NANOS_PER_DOLLAR}.{whole % NANOS_PER_DOLLAR:09d}"
-
-
-def spreadsheet_safe(text: str) -> str:
-    """Text that a spreadsheet does not run as a formula."""
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
-
-
 def _instant(instant: datetime) -> str:
     return f"{instant:%Y-%m-%dT%H:%M:%SZ}"
-
-
-def _line(cells: tuple[str, ...]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\r\n").writerow([spreadsheet_safe(cell) for cell in cells])
-    return out.getvalue()

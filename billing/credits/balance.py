@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from sqlmodel import Session
 
+from billing.charges.inputs import read_adjusted
 from billing.credits.burn_order import BurnableLot, Burned, burn
 from billing.credits.dated_charges import charges_of_lines, charges_so_far, periods_of
 from billing.credits.lot_entries import LotState, open_lots
-from billing.credits.open_usage import open_period, read_adjusted, read_slices
+from billing.credits.open_usage import open_period, read_slices
 from billing.credits.views import BurnedDay, CreditBalance, LotStatus, LotView
 from billing.invoices.carrying import waiting_lines
 from core.db import database_now

@@ -8,10 +8,11 @@ the last instant of the period. What lowers the invoice (discounts, coupons, tie
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
+from billing.charges.inputs import Adjusted
 from billing.credits.burn_order import DatedCharge
 from billing.prices.quantities import QUANTITIES
 from core.money import distribute
@@ -33,15 +34,6 @@ class ChargedLine(Protocol):
     def covers_from(self) -> datetime | None: ...
     @property
     def covers_until(self) -> datetime | None: ...
-
-
-class Adjusted(NamedTuple):
-    """What was posted for a period besides the amounts of its records: of usage (tiers), and of all else (fees, less
-    discounts).
-    """
-
-    usage_nanos: int
-    other_nanos: int
 
 
 class UsageSlice(msgspec.Struct, frozen=True, kw_only=True):

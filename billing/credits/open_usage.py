@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 import sqlalchemy as sa
-from sqlmodel import Session, col, select
+from sqlmodel import Session, select
 
-from billing.charges.models import UsageAdjustment
-from billing.credits.dated_charges import Adjusted, UsageSlice
+from billing.credits.dated_charges import UsageSlice
 from billing.prices.quantities import AMOUNT_SQL
 from billing.subscriptions.models import Subscription
 from billing.usage.sums import NOT_LATE, hour_of
@@ -65,18 +64,3 @@ def open_period(session: Session, tenant_id: str) -> Period:
     """The time whose usage is not invoiced: from the last close on, without an end."""
     found = session.exec(select(Subscription.billed_until).where(Subscription.tenant_id == tenant_id)).first()
     return Period(found or EPOCH, END_OF_TIME)
-
-
-def read_adjusted(session: Session, tenant_id: str, period: Period) -> Adjusted:
-    """What was posted for the period besides its records."""
-    amount, usage = (
-        sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
-        for column in (col(UsageAdjustment.amount_nanos), col(UsageAdjustment.usage_nanos))
-    )
-    statement = select(amount, usage).where(
-        UsageAdjustment.tenant_id == tenant_id,
-        col(UsageAdjustment.period_start) >= period.start,
-        col(UsageAdjustment.period_start) < period.end,
-    )
-    amount_nanos, usage_nanos = session.exec(statement).one()
-    return Adjusted(usage_nanos, amount_nanos - usage_nanos)

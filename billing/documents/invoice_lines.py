@@ -9,11 +9,11 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.charges.lines import INCLUDED
-from billing.documents.csv_lines import Cell, csv_line, dollars
 from billing.invoices.models import InvoiceLine, InvoiceTaxLine
 from billing.invoices.queries import line_view
 from billing.invoices.views import InvoiceLineView, InvoiceView
 from billing.tax.calculation import line_shares
+from core.csv_lines import Cell, csv_line, dollars
 from core.db import unit_of_work
 
 _READ: Final = 500

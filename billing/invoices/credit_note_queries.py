@@ -1,6 +1,6 @@
 """Reads credit notes."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -10,6 +10,7 @@ from billing.invoices.numbering import printed_number
 from billing.invoices.views import CreditNoteView
 from billing.settings import INVOICES_PAGE_MAX
 from billing.tax.calculation import TaxLine
+from core.db import total
 from core.struct_types import view_of
 
 
@@ -23,12 +24,19 @@ def find_note(session: Session, note_id: str) -> CreditNoteView | None:
     return next(iter(_views(session, _notes().where(CreditNote.id == note_id))), None)
 
 
-def credited_tax_cents(session: Session, invoice_id: str) -> int:
-    """The tax that all notes of an invoice credit."""
-    statement = select(sa.cast(sa.func.coalesce(sa.func.sum(CreditNote.tax_cents), 0), sa.BigInteger)).where(
-        CreditNote.invoice_id == invoice_id
-    )
-    return session.exec(statement).one()
+class Credited(NamedTuple):
+    """What notes credit in all, and what of it is paid back."""
+
+    net_cents: int
+    tax_cents: int
+    refund_cents: int
+
+
+def credited(session: Session, invoice_id: str, line_id: str | None = None) -> Credited:
+    """What all notes of an invoice credit, or those of one of its lines."""
+    sums = (total(each) for each in (CreditNote.net_cents, CreditNote.tax_cents, CreditNote.refund_cents))
+    of_line = sa.true() if line_id is None else col(CreditNote.line_id) == line_id
+    return Credited(*session.execute(sa.select(*sums).where(col(CreditNote.invoice_id) == invoice_id, of_line)).one())
 
 
 def list_notes(

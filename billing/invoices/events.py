@@ -10,6 +10,7 @@ from sqlmodel import Session, col, select
 from billing.invoices.models import Invoice, InvoiceEvent
 from billing.invoices.statuses import EventChange, InvoiceState, InvoiceStatus, PaymentSource, after
 from billing.locks import serialize_decision
+from core.db import total
 from core.errors import NotFound
 
 
@@ -40,10 +41,8 @@ def read_state(session: Session, invoice_id: str) -> InvoiceState:
 
 def paid_cents(session: Session, invoice_id: str, *sources: PaymentSource) -> int:
     """What these sources have paid of an invoice."""
-    total = sa.cast(sa.func.coalesce(sa.func.sum(InvoiceEvent.amount_cents), 0), sa.BigInteger)
-    return session.exec(
-        select(total).where(InvoiceEvent.invoice_id == invoice_id, col(InvoiceEvent.source).in_(sources))
-    ).one()
+    of_sources = InvoiceEvent.invoice_id == invoice_id, col(InvoiceEvent.source).in_(sources)
+    return session.exec(select(total(InvoiceEvent.amount_cents)).where(*of_sources)).one()
 
 
 def payment_intents(session: Session, invoice_id: str) -> list[str]:

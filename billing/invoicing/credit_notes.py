@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, select
 
 from billing import ledger
-from billing.invoices.credit_note_queries import find_note
+from billing.invoices.credit_note_queries import credited, find_note
 from billing.invoices.events import append, lock_invoice, paid_cents, payment_intents
 from billing.invoices.models import CreditNote, CreditNoteTaxLine, Invoice, InvoiceLine
 from billing.invoices.numbering import seal
@@ -68,7 +68,7 @@ def issue_credit_note(
             code="invoice_void",
             param="invoice_id",
         )
-    credited_before = _credited_net(session, invoice_id)
+    credited_before = credited(session, invoice_id).net_cents
     net_cents = _net(session, invoice, credited_before, amount_cents, line_id)
     taxes = credited_tax(
         read_taxes(session, invoice_id),
@@ -144,13 +144,6 @@ def _read(session: Session, note_id: str) -> CreditNoteView:
     return note
 
 
-def _credited_net(session: Session, invoice_id: str, line_id: str | None = None) -> int:
-    statement = select(sa.cast(sa.func.coalesce(sa.func.sum(CreditNote.net_cents), 0), sa.BigInteger)).where(
-        CreditNote.invoice_id == invoice_id
-    )
-    return session.exec(statement if line_id is None else statement.where(CreditNote.line_id == line_id)).one()
-
-
 def _net(
     session: Session, invoice: Invoice, credited_before: int, amount_cents: int | None, line_id: str | None
 ) -> int:
@@ -160,7 +153,7 @@ def _net(
         line = session.get(InvoiceLine, line_id)
         if line is None or line.invoice_id != invoice.id:
             raise NotFound(f"line_id: {invoice.id} has no line {line_id}.", code="line_not_found", param="line_id")
-        left_of_line = line.amount_cents - _credited_net(session, invoice.id, line_id)
+        left_of_line = line.amount_cents - credited(session, invoice.id, line_id).net_cents
         if amount_cents is None and left_of_line > 0:
             amount_cents = left_of_line
         left, of = min(left, left_of_line), line_id
@@ -180,7 +173,7 @@ def _parts(session: Session, invoice: Invoice, state: InvoiceState, total_cents:
         return _Parts(due_cents, rest_cents, 0)
     paid = paid_cents(session, invoice.id, "stripe", "manual")
     lost_cents = returned_payments.lost_cents(session, payment_intents(session, invoice.id))
-    refundable_cents = max(0, paid - lost_cents - _refunded(session, invoice.id))
+    refundable_cents = max(0, paid - lost_cents - credited(session, invoice.id).refund_cents)
     if rest_cents > refundable_cents:
         raise Conflict(
             f"to: {rest_cents} cents cannot be refunded; {refundable_cents} cents of this invoice were paid in money "
@@ -189,13 +182,6 @@ def _parts(session: Session, invoice: Invoice, state: InvoiceState, total_cents:
             param="to",
         )
     return _Parts(due_cents, 0, rest_cents)
-
-
-def _refunded(session: Session, invoice_id: str) -> int:
-    statement = select(sa.cast(sa.func.coalesce(sa.func.sum(CreditNote.refund_cents), 0), sa.BigInteger)).where(
-        CreditNote.invoice_id == invoice_id
-    )
-    return session.exec(statement).one()
 
 
 def _post(

@@ -19,7 +19,6 @@ from billing.invoices.queries import batch_discount_nanos
 from billing.invoices.views import DraftDocument, InvoiceLineView
 from billing.invoicing.finalizing import Amounts, amounts
 from billing.subscriptions.billed_until import billed_until_of
-from billing.subscriptions.calendar import CalendarHistory
 from billing.tax.calculation import line_shares
 from billing.tax.profiles import read_parties
 from billing.tax.rate_table import tax_between
@@ -49,7 +48,7 @@ def read_drafts(engine: sa.Engine, tenant_id: str, *, grace: timedelta) -> list[
         waiting = carrying.read_waiting(session, tenant_id)
         credit = CreditPlan(session, tenant_id)
         drafts = []
-        for period in _periods(contract.terms.calendars, start, situation.now):
+        for period in contract.terms.calendars.periods_from(start, situation.now):
             ended = period.end <= situation.now
             charged = charge_parts(session, tenant_id, contract, period, state, closing=ended)
             lines = carrying.collect(charged.lines, waiting, scheduled=False).lines
@@ -58,11 +57,6 @@ def read_drafts(engine: sa.Engine, tenant_id: str, *, grace: timedelta) -> list[
             drafts.append(_draft(tenant_id, period, made, situation))
             state, waiting = charged.state, carrying.NOTHING
         return drafts
-
-
-def _periods(calendars: CalendarHistory, start: datetime, now: datetime) -> list[Period]:
-    ends = [*calendars.ends_between(start, now), calendars.period_at(max(start, now)).end]
-    return [Period(*bounds) for bounds in zip([start, *ends[:-1]], ends, strict=True)]
 
 
 def _draft(tenant_id: str, period: Period, made: Amounts, situation: _Situation) -> DraftDocument:

@@ -2,13 +2,12 @@
 collected.
 """
 
-import sqlalchemy as sa
 from sqlmodel import Session, select
 
 from billing import ledger
 from billing.credits import burning
 from billing.invoices import carrying
-from billing.invoices.credit_note_queries import credited_tax_cents
+from billing.invoices.credit_note_queries import credited
 from billing.invoices.events import append, lock_invoice, paid_cents
 from billing.invoices.models import Invoice, InvoiceCredit
 from billing.invoices.queries import read_invoice
@@ -17,6 +16,7 @@ from billing.invoices.views import InvoiceView
 from billing.ledger import AccountRef, between
 from billing.payments import dunning
 from billing.subscriptions.billed_until import lock_subscriptions
+from core.db import total
 from core.errors import Conflict
 from core.money import cents_to_nanos
 
@@ -37,7 +37,7 @@ def void_invoice(
             code="invoice_partly_paid",
             param="invoice_id",
         )
-    credited_tax = credited_tax_cents(session, invoice_id)
+    credited_tax = credited(session, invoice_id).tax_cents
     credited_net = state.credited_cents - credited_tax
     if not write_off:
         carrying.carry_void(session, invoice, credited_net)
@@ -58,7 +58,8 @@ def _post_void(
     balance_cents = paid_cents(session, invoice.id, "balance")
     credit_cents = burning.give_back(session, invoice.tenant_id, invoice.id)
     assert state.paid_cents == balance_cents + credit_cents, "without money, credit and the balance have paid"
-    promotional_nanos = _promotional_nanos(session, invoice.id)
+    promotional = select(total(InvoiceCredit.amount_nanos)).where(InvoiceCredit.invoice_id == invoice.id)
+    promotional_nanos = session.exec(promotional).one()
     usage_nanos = invoice.amount_nanos - cents_to_nanos(credited_net)
     unbilled_nanos = -promotional_nanos if write_off else usage_nanos - promotional_nanos
     receivable_cents = state.amount_due_cents + credit_cents
@@ -71,12 +72,6 @@ def _post_void(
         AccountRef("rounding"): cents_to_nanos(invoice.net_cents) - (invoice.amount_nanos - promotional_nanos),
     }
     return ledger.post(session, "void", {account: nanos for account, nanos in sides.items() if nanos})
-
-
-def _promotional_nanos(session: Session, invoice_id: str) -> int:
-    """What promotional credit paid of an invoice."""
-    total = sa.cast(sa.func.coalesce(sa.func.sum(InvoiceCredit.amount_nanos), 0), sa.BigInteger)
-    return session.exec(select(total).where(InvoiceCredit.invoice_id == invoice_id)).one()
 
 
 def _lock_with_credit(session: Session, invoice_id: str) -> tuple[Invoice, InvoiceState]:

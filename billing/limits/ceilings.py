@@ -22,7 +22,7 @@ from billing.notifications import outbox, thresholds
 from billing.tax.profiles import read_parties
 from billing.tax.rate_table import tax_between
 from billing.usage.models import UsageMonth
-from core.db import among, database_now
+from core.db import among, database_now, total
 
 _NANOS_MAX = (1 << 53) - 1  # the largest amount that the gateways' scripts represent exactly
 
@@ -204,15 +204,12 @@ def _usable(session: Session, tenant_id: str, credit: OpenCredit) -> int:
 
 
 def _charged(session: Session, tenant_id: str) -> int:
-    total = sa.cast(sa.func.coalesce(sa.func.sum(UsageMonth.amount_nanos), 0), sa.BigInteger)
-    return session.exec(select(total).where(UsageMonth.tenant_id == tenant_id)).one()
+    return session.exec(select(total(UsageMonth.amount_nanos)).where(UsageMonth.tenant_id == tenant_id)).one()
 
 
 def _receivable(session: Session, tenant_id: str) -> Receivable:
     statement = (
-        sa.select(
-            sa.cast(sa.func.coalesce(sa.func.sum(col(LedgerEntry.amount_nanos)), 0), sa.BigInteger), sa.func.count()
-        )
+        sa.select(total(LedgerEntry.amount_nanos), sa.func.count())
         .join(LedgerAccount, col(LedgerAccount.id) == LedgerEntry.account_id)
         .where(col(LedgerAccount.kind) == "receivable", col(LedgerAccount.tenant_id) == tenant_id)
     )

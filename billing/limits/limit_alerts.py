@@ -17,8 +17,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.charges.commitments import commitment_year
-from billing.charges.inputs import period_start, read_state
-from billing.credits.open_usage import read_adjusted
+from billing.charges.inputs import period_start, read_adjusted, read_state
 from billing.each_tenant import each_tenant
 from billing.limits import spend_limits
 from billing.limits.spend_limits import spent_in
@@ -32,6 +31,7 @@ from billing.subscriptions.billed_until import billed_until_of
 from billing.subscriptions.calendars import calendar_of
 from billing.usage.metering import ActiveTenants
 from billing.usage.models import UsageMonth
+from billing.usage.months import month_uses
 from core import redis_keys
 from core.contracts.grants import TenantGrant
 from core.db import LATE_COMMITS, database_now, unit_of_work
@@ -119,7 +119,7 @@ def due_alerts(session: Session, tenant_id: str, month_limit_nanos: int | None) 
             scope="Your account",
             period=month,
             before_nanos=_alerted_nanos(session, tenant_id, thresholds.spend_key(scope_id, month), month_limit_nanos),
-            after_nanos=_charged_in_month(session, tenant_id, month_start(now)),
+            after_nanos=month_uses(session, [tenant_id])[tenant_id].amount_nanos,
             limit_nanos=month_limit_nanos,
         )
     raised = spend_limits.alerted_nanos(session, tenant_id)
@@ -190,11 +190,6 @@ def _alerted_nanos(session: Session, tenant_id: str, key: str, limit_nanos: int)
             data["limit_nanos"].astext.cast(sa.BigInteger) < limit_nanos,
         )
     ).one()
-
-
-def _charged_in_month(session: Session, tenant_id: str, month: datetime) -> int:
-    total = sa.cast(sa.func.coalesce(sa.func.sum(UsageMonth.amount_nanos), 0), sa.BigInteger)
-    return session.exec(select(total).where(UsageMonth.tenant_id == tenant_id, col(UsageMonth.month) == month)).one()
 
 
 def _named(limit: SpendLimitView) -> str:

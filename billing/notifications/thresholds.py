@@ -31,17 +31,13 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     dedupe_key: str
 
 
-def crossed_percents(
-    *, before_nanos: int, after_nanos: int, limit_nanos: int, percents: Sequence[int] = PERCENTS
-) -> list[int]:
+def crossed_percents(*, before_nanos: int, after_nanos: int, limit_nanos: int) -> list[int]:
     """The percentages of the limit that ``before`` lies below and ``after`` does not, ascending. A limit of 0 has none:
     nothing was spent of it.
     """
     if limit_nanos <= 0:
         return []
-    return [
-        percent for percent in sorted(set(percents)) if before_nanos * 100 < percent * limit_nanos <= after_nanos * 100
-    ]
+    return [percent for percent in PERCENTS if before_nanos * 100 < percent * limit_nanos <= after_nanos * 100]
 
 
 def crossed_floors(*, before_nanos: int, after_nanos: int, floors_nanos: Iterable[int]) -> list[int]:
@@ -57,7 +53,6 @@ def spend_alerts(
     before_nanos: int,
     after_nanos: int,
     limit_nanos: int,
-    percents: Sequence[int] = PERCENTS,
 ) -> list[Alert]:
     """The alerts of a growing spend. ``scope_id`` names the limited thing and its kind of period, such as
     ``tn_…:month`` or ``key_…:day``; ``scope`` names it for people.
@@ -77,9 +72,7 @@ def spend_alerts(
             },
             dedupe_key=f"{spend_key(scope_id, period)}{limit_nanos}:{percent}",
         )
-        for percent in crossed_percents(
-            before_nanos=before_nanos, after_nanos=after_nanos, limit_nanos=limit_nanos, percents=percents
-        )
+        for percent in crossed_percents(before_nanos=before_nanos, after_nanos=after_nanos, limit_nanos=limit_nanos)
     ]
 
 
@@ -123,7 +116,6 @@ def commitment_alerts(
     before_nanos: int,
     after_nanos: int,
     commitment_nanos: int,
-    percents: Sequence[int] = PERCENTS,
 ) -> list[Alert]:
     """The alerts of usage that counts towards a commitment."""
     return [
@@ -138,7 +130,7 @@ def commitment_alerts(
             dedupe_key=f"commitment:{_start(period)}:{commitment_nanos}:{percent}",
         )
         for percent in crossed_percents(
-            before_nanos=before_nanos, after_nanos=after_nanos, limit_nanos=commitment_nanos, percents=percents
+            before_nanos=before_nanos, after_nanos=after_nanos, limit_nanos=commitment_nanos
         )
     ]
 

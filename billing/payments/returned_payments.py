@@ -10,7 +10,7 @@ from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, array, insert
-from sqlmodel import Session, col, func, select
+from sqlmodel import Session, col, select
 
 from billing import ledger
 from billing.credits import lots
@@ -25,7 +25,7 @@ from billing.payments.alarms import raise_alarm
 from billing.payments.models import PaymentCharge, PaymentOperation, ReceivedPayment, ReturnedPayment
 from billing.payments.operations import Refund, top_up_reference
 from billing.stripe.objects import StripeDispute, StripeRefund, WentBack
-from core.db import database_now
+from core.db import database_now, total
 from core.errors import Unprocessable
 from core.ids import new_id
 from core.money import cents_to_nanos, format_usd
@@ -61,15 +61,14 @@ def lost_cents(session: Session, payment_intents: Iterable[str]) -> int:
     """What is bad debt of these payments, because a dispute took it or somebody refunded it at Stripe. A payment that
     paid several invoices counts whole for each.
     """
-    total = session.exec(
-        select(func.coalesce(func.sum(ReturnedPayment.booked_cents), 0))
+    return session.exec(
+        select(total(ReturnedPayment.booked_cents))
         .join(LedgerTransfer, col(LedgerTransfer.id) == ReturnedPayment.transfer_id)
         .where(
             col(ReturnedPayment.payment_intent).in_(list(payment_intents)),
             col(LedgerTransfer.kind).in_(("write_off", "recovery")),
         )
     ).one()
-    return int(total)
 
 
 def refund_bought(session: Session, *, tenant_id: str, payment_intent: str, amount_cents: int) -> None:
@@ -167,7 +166,7 @@ def _come_back(session: Session, payment: ReceivedPayment, stripe_object: str, *
 def _owed_cents(session: Session, payment: ReceivedPayment) -> int:
     """What the books have returned of a payment, or of all payments of its invoices, and Stripe has not."""
     invoices = list(_charge_of(session, payment).covers)
-    went_back = select(func.coalesce(func.sum(ReturnedPayment.amount_cents - ReturnedPayment.booked_cents), 0))
+    went_back = select(total(ReturnedPayment.amount_cents - ReturnedPayment.booked_cents))
     if not invoices:
         reference = top_up_reference(payment.payment_intent)
         decided = lots.refunded_cents(session, tenant_id=payment.tenant_id, reference=reference)
@@ -180,28 +179,24 @@ def _owed_cents(session: Session, payment: ReceivedPayment) -> int:
             .where(PaymentCharge.tenant_id == payment.tenant_id)
             .where(sa.type_coerce(col(PaymentCharge.covers), JSONB).has_any(array(invoices)))
         )
-    return max(0, decided - int(session.exec(went_back).one()))
+    return max(0, decided - session.exec(went_back).one())
 
 
 def _noted_cents(session: Session, tenant_id: str, invoices: list[str]) -> int:
     """What credit notes refund of these invoices, without what an admin returns by hand."""
-    noted = select(func.coalesce(func.sum(CreditNote.refund_cents), 0)).where(col(CreditNote.invoice_id).in_(invoices))
-    by_hand = select(func.coalesce(func.sum(col(PaymentOperation.result)["by_hand_cents"].as_integer()), 0)).where(
+    noted = select(total(CreditNote.refund_cents)).where(col(CreditNote.invoice_id).in_(invoices))
+    by_hand = select(total(col(PaymentOperation.result)["by_hand_cents"].as_integer())).where(
         PaymentOperation.tenant_id == tenant_id,
         PaymentOperation.kind == "refund",
         col(PaymentOperation.content)["invoice_id"].as_string().in_(invoices),
     )
-    return int(session.exec(noted).one()) - int(session.exec(by_hand).one())
+    return session.exec(noted).one() - session.exec(by_hand).one()
 
 
 def _gone_cents(session: Session, payment_intent: str) -> int:
     """What went back of a payment."""
-    total = session.exec(
-        select(func.coalesce(func.sum(ReturnedPayment.amount_cents), 0)).where(
-            ReturnedPayment.payment_intent == payment_intent
-        )
-    ).one()
-    return int(total)
+    gone = select(total(ReturnedPayment.amount_cents)).where(ReturnedPayment.payment_intent == payment_intent)
+    return session.exec(gone).one()
 
 
 def _hold(session: Session, payment: ReceivedPayment) -> None:

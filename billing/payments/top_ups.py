@@ -20,7 +20,7 @@ from billing.payments import outbox
 from billing.payments.models import PaymentCharge
 from billing.payments.operations import ChargeTopUp
 from billing.subscriptions.billed_until import lock_subscriptions
-from core.db import database_now, unit_of_work
+from core.db import database_now, total, unit_of_work
 from core.ids import new_id
 from core.periods import month_start
 
@@ -43,7 +43,7 @@ def read_standing(session: Session, tenant_id: str) -> TopUpStanding:
     """What was bought for the tenant by itself. The caller holds the tenant's subscription."""
     own = (PaymentCharge.tenant_id == tenant_id, col(PaymentCharge.id).startswith(_PREFIX, autoescape=True))
     pending = select(sa.func.count()).where(*own, PaymentCharge.state == "pending")
-    counted = select(sa.cast(sa.func.coalesce(sa.func.sum(PaymentCharge.amount_cents), 0), sa.BigInteger)).where(
+    counted = select(total(PaymentCharge.amount_cents)).where(
         *own,
         col(PaymentCharge.state).in_(("pending", "paid")),
         col(PaymentCharge.created_at) >= month_start(database_now(session)),

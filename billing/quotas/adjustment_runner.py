@@ -7,7 +7,7 @@ quotas of all these tenants as it starts; if Redis fails, the tenant is due agai
 """
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import redis as redis_client
 import sqlalchemy as sa
@@ -19,13 +19,11 @@ from billing.prices import price_book
 from billing.quotas import rebuild
 from billing.resources.metering import MeteredTenants
 from billing.subscriptions.billed_until import lock_billed_until, read_billed_until
-from billing.subscriptions.calendar import CalendarHistory
 from billing.subscriptions.calendars import calendars_of
 from billing.usage.metering import ActiveTenants
 from core.db import database_now, unit_of_work
 from core.errors import NotFound
 from core.loops import AFTER_PAUSE, Seconds
-from core.periods import Period
 
 
 class AdjustmentRunner:
@@ -79,8 +77,7 @@ class AdjustmentRunner:
             start = period_start(session, tenant_id, billed_until)
             if start is None:
                 return False
-            now = database_now(session)
-            periods = _open_periods(calendars_of(session, tenant_id), start, now)
+            periods = calendars_of(session, tenant_id).periods_from(start, database_now(session))
             return sum(adjust(session, tenant_id, period)[1] != 0 for period in periods) > 0
 
     def _corrected(self, tenant_ids: Iterable[str]) -> list[str]:
@@ -93,10 +90,3 @@ class AdjustmentRunner:
             rebuild.rebuild(self._engine, self._redis, tenant_id, price_age_max=self._price_age_max)
         except NotFound:
             return  # a tenant that is not published has no quota
-
-
-def _open_periods(calendar: CalendarHistory, start: datetime, now: datetime) -> list[Period]:
-    """The periods of which usage may be uninvoiced, the running one last. Usage may settle a little after ``now``."""
-    ends = [*calendar.ends_between(start, now), calendar.period_at(max(start, now)).end]
-    starts = [start, *ends[:-1]]
-    return [Period(*bounds) for bounds in zip(starts, ends, strict=True)]

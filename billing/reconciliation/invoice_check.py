@@ -8,7 +8,7 @@ invoice left to another one are compared with its own.
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 from sqlmodel import Session
@@ -130,10 +130,10 @@ _BILLED: Final[tuple[tuple[str, str, DifferenceUnit], ...]] = (
 
 def check_invoices(session: Session, since: datetime) -> Iterator[Difference]:
     """Every difference of the invoices, and of the periods that wait for one, that were made since then."""
-    for row in _rows(session, _INVOICES, since=since, cent=NANOS_PER_CENT):
+    for row in session.connection().execute(_INVOICES, {"since": since, "cent": NANOS_PER_CENT}).mappings():
         yield from _own_parts(row)
         yield from _transfer(row)
-    for row in _rows(session, _USAGE, since=since):
+    for row in session.connection().execute(_USAGE, {"since": since}).mappings():
         for name, words, unit in _BILLED:
             if row[f"{name}_used"] != row[f"{name}_billed"]:
                 yield Difference(
@@ -146,7 +146,7 @@ def check_invoices(session: Session, since: datetime) -> Iterator[Difference]:
                 )
 
 
-def _own_parts(row: dict[str, Any]) -> Iterator[Difference]:  # any column
+def _own_parts(row: sa.RowMapping) -> Iterator[Difference]:
     """An invoice beside its lines and credits, the rounding of its net, and its document."""
     charged_cents = round_to_cents(row["charged_nanos"])
     sides: tuple[tuple[DifferenceKind, str, DifferenceUnit, int, int], ...] = (
@@ -163,7 +163,7 @@ def _own_parts(row: dict[str, Any]) -> Iterator[Difference]:  # any column
             )  # fmt: skip
 
 
-def _transfer(row: dict[str, Any]) -> Iterator[Difference]:  # any column
+def _transfer(row: sa.RowMapping) -> Iterator[Difference]:
     """The legs of an invoice's transfer. What is left is the rounding, because a transfer sums to zero."""
     legs = (
         ("", row["total_cents"] * NANOS_PER_CENT, row["receivable"]),
@@ -176,7 +176,3 @@ def _transfer(row: dict[str, Any]) -> Iterator[Difference]:  # any column
                 kind="invoice_transfer", subject=f"{row['id']}{what}", unit="nanodollar", expected=expected,
                 found=found, tenant_id=row["tenant_id"],
             )  # fmt: skip
-
-
-def _rows(session: Session, statement: sa.TextClause, **parameters: Any) -> list[dict[str, Any]]:  # any column
-    return [dict(row) for row in session.connection().execute(statement, parameters).mappings()]

@@ -7,7 +7,7 @@ records that they are made of.
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 from sqlmodel import Session
@@ -102,7 +102,7 @@ def check_all(session: Session) -> list[Difference]:
 
 def _transfers(session: Session, first: str) -> Iterator[Difference]:
     allowed = [f"{kind} {account}" for kind, accounts in ACCOUNTS.items() for account in accounts]
-    for row in _rows(session, _WRONG_ACCOUNTS, first=first, allowed=allowed):
+    for row in session.connection().execute(_WRONG_ACCOUNTS, {"first": first, "allowed": allowed}).mappings():
         yield Difference(
             kind="transfer_accounts",
             subject=f"{row['id']}: {row['kind']} on {row['account']}",
@@ -111,7 +111,7 @@ def _transfers(session: Session, first: str) -> Iterator[Difference]:
             found=row["amount_nanos"],
             tenant_id=row["tenant_id"],
         )
-    for row in _rows(session, _UNBALANCED, first=first):
+    for row in session.connection().execute(_UNBALANCED, {"first": first}).mappings():
         has_amount = row["nanos"] != 0
         yield Difference(
             kind="transfer_balance",
@@ -123,7 +123,7 @@ def _transfers(session: Session, first: str) -> Iterator[Difference]:
 
 
 def _causes(session: Session) -> Iterator[Difference]:
-    for row in _rows(session, _CAUSES):
+    for row in session.connection().execute(_CAUSES).mappings():
         for kind in ("usage", "adjustment", "amendment"):
             if row[f"{kind}_cause"] != row[f"{kind}_leg"]:
                 yield Difference(
@@ -134,7 +134,3 @@ def _causes(session: Session) -> Iterator[Difference]:
                     found=row[f"{kind}_leg"],
                     tenant_id=row["tenant_id"],
                 )
-
-
-def _rows(session: Session, statement: sa.TextClause, **parameters: Any) -> list[dict[str, Any]]:  # any column
-    return [dict(row) for row in session.connection().execute(statement, parameters).mappings()]

@@ -5,7 +5,7 @@ A payment by hand, credit that an admin granted or refunded, and a refund of mon
 themselves. All else must be the same in the books and at Stripe. Refunds that wait in a queue are not at Stripe yet.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 from sqlmodel import Session
@@ -100,13 +100,12 @@ SELECT tenant_id, expected::bigint, found::bigint FROM compared WHERE expected <
 
 def check_stripe(session: Session) -> list[Difference]:
     """Every transfer, payment and tenant for which cash and what moved it are not the same."""
-    checks: tuple[tuple[sa.TextClause, str, DifferenceUnit], ...] = (
-        (_CASH, "transfer_id", "nanodollar"),
-        (_RECEIVED, "payment_intent", "cent"),
-        (_RETURNED_CREDIT, "payment_intent", "cent"),
-        (_RETURNED_OF_INVOICES, "tenant_id", "cent"),
+    checks: tuple[tuple[sa.TextClause, str, DifferenceUnit, str], ...] = (
+        (_CASH, "transfer_id", "nanodollar", "cash and its cause"),
+        (_RECEIVED, "payment_intent", "cent", "received and booked"),
+        (_RETURNED_CREDIT, "payment_intent", "cent", "returned and taken from credit"),
+        (_RETURNED_OF_INVOICES, "tenant_id", "cent", "refunds of invoices"),
     )
-    words = ("cash and its cause", "received and booked", "returned and taken from credit", "refunds of invoices")
     return [
         Difference(
             kind="stripe",
@@ -116,11 +115,6 @@ def check_stripe(session: Session) -> list[Difference]:
             found=row["found"],
             tenant_id=row["tenant_id"],
         )
-        for (statement, name, unit), what in zip(checks, words, strict=True)
-        for row in _rows(session, statement)
+        for statement, name, unit, what in checks
+        for row in session.connection().execute(statement, {"cent": NANOS_PER_CENT}).mappings()
     ]
-
-
-def _rows(session: Session, statement: sa.TextClause) -> list[dict[str, Any]]:  # columns of several types
-    cent = {"cent": NANOS_PER_CENT} if ":cent" in statement.text else {}
-    return [dict(row) for row in session.connection().execute(statement, cent).mappings()]

@@ -20,7 +20,6 @@ Interval = Literal["week", "month", "quarter", "year"]
 
 INTERVALS: Final = get_args(Interval)
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
-_DAY: Final = timedelta(days=1)
 _WEEK: Final = timedelta(days=7)
 _MONDAY: Final = date(1970, 1, 5)
 _NEW_YEAR: Final = date(1970, 1, 1)
@@ -43,11 +42,6 @@ class BillingCalendar(msgspec.Struct, frozen=True, kw_only=True):
         while self._boundary(number + 1) <= instant:
             number += 1
         return Period(self._boundary(number), self._boundary(number + 1))
-
-    def day_at(self, instant: datetime) -> Period:
-        """The local day that holds an aware instant: 23 to 25 hours where the clock changes."""
-        day = instant.astimezone(ZoneInfo(self.zone)).date()
-        return Period(self._midnight(day), self._midnight(day + _DAY))
 
     def ends_between(self, start: datetime, until: datetime) -> Iterator[datetime]:
         """The boundaries after ``start``, up to and including ``until``, in order."""
@@ -118,6 +112,11 @@ class CalendarHistory:
         while end <= until:
             yield end
             end = self.period_at(end).end
+
+    def periods_from(self, start: datetime, now: datetime) -> list[Period]:
+        """The time from ``start`` on by period, the running one last. It may begin a little after ``now``."""
+        ends = [*self.ends_between(start, now), self.period_at(max(start, now)).end]
+        return [Period(*bounds) for bounds in zip([start, *ends[:-1]], ends, strict=True)]
 
     def since(self, instant: datetime) -> datetime | None:
         """Since when the calendar of an instant is in force. None: since the beginning."""

@@ -14,7 +14,7 @@ from billing.subscriptions.calendar import BillingCalendar, CalendarFrom, Calend
 from billing.subscriptions.models import TenantCalendar
 from core.db import among, database_now
 from core.errors import InvalidRequest
-from core.periods import EPOCH, YEAR_FIRST, YEAR_LAST
+from core.periods import YEAR_FIRST, YEAR_LAST
 
 
 def calendar_of(session: Session, tenant_id: str, at: datetime) -> BillingCalendar:
@@ -44,12 +44,6 @@ def next_boundary(session: Session, tenant_id: str) -> datetime:
     return calendars_of(session, tenant_id).period_at(database_now(session)).end
 
 
-def set_first_calendar(session: Session, tenant_id: str, calendar: BillingCalendar) -> None:
-    """Give a new tenant its calendar, from its beginning on. Raises InvalidRequest for an unknown zone."""
-    check(calendar)
-    _add(session, tenant_id, calendar, EPOCH)
-
-
 def change_calendar(session: Session, tenant_id: str, calendar: BillingCalendar) -> CalendarFrom:
     """Change the calendar from the end of the running period on, instead of any change that was made in this period.
     Raises InvalidRequest for an unknown zone.
@@ -57,7 +51,17 @@ def change_calendar(session: Session, tenant_id: str, calendar: BillingCalendar)
     check(calendar)
     serialize_decision(session, f"calendar of tenant {tenant_id}")
     boundary = next_boundary(session, tenant_id)
-    _add(session, tenant_id, calendar, boundary)
+    session.add(
+        TenantCalendar(
+            tenant_id=tenant_id,
+            effective_from=boundary,
+            created_at=database_now(session),
+            interval=calendar.interval,
+            zone=calendar.zone,
+            anchor=calendar.anchor,
+        )
+    )
+    session.flush()
     return CalendarFrom(boundary, calendar)
 
 
@@ -82,20 +86,6 @@ def check(calendar: BillingCalendar) -> None:
         )
     if calendar.anchor is not None and not YEAR_FIRST <= calendar.anchor.year <= YEAR_LAST:
         raise InvalidRequest(f"anchor: use a year from {YEAR_FIRST} to {YEAR_LAST}.", param="anchor")
-
-
-def _add(session: Session, tenant_id: str, calendar: BillingCalendar, since: datetime) -> None:
-    session.add(
-        TenantCalendar(
-            tenant_id=tenant_id,
-            effective_from=since,
-            created_at=database_now(session),
-            interval=calendar.interval,
-            zone=calendar.zone,
-            anchor=calendar.anchor,
-        )
-    )
-    session.flush()
 
 
 def _histories(session: Session, wanted: SelectOfScalar[TenantCalendar]) -> defaultdict[str, CalendarHistory]:

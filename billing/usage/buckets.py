@@ -29,7 +29,7 @@ from billing.usage.views import GroupBy, Service
 from core.contracts.grants import ServiceTier
 from core.contracts.replicas import Tier
 from core.contracts.usage import Outcome
-from core.db import Instant
+from core.db import Instant, total
 from core.errors import InvalidRequest
 from core.periods import BUCKET_LENGTH, EPOCH, Bucket, Period, aware, bucket_count, bucket_start
 from core.spend_windows import window_at
@@ -181,7 +181,7 @@ def _cut(query: BucketQuery, groups: Sequence[UsageGroup]) -> UsagePage:
 def _within_budget(session: Session, tenant_id: str, period: Period) -> Period:
     """The period up to the end of the hour with which its records fill the budget. It holds an hour at least."""
     hours = session.connection().execute(
-        sa.select(col(UsageHour.hour), sa.cast(sa.func.sum(col(UsageHour.requests)), sa.BigInteger))
+        sa.select(col(UsageHour.hour), total(UsageHour.requests))
         .where(
             col(UsageHour.tenant_id) == tenant_id,
             col(UsageHour.hour) >= hour_of(period.start),
@@ -211,7 +211,7 @@ def _statement(
     rows = sa.select(_bucket_start(used.c.at, query.width, days), *used.c).subquery("bucketed")
     keys = [rows.c.start, *(rows.c[name] for name in query.group_by)]
     every = list(dict.fromkeys([*keys, *(rows.c[name] for name in priced)]))
-    sums = (_sum(rows.c[name]).label(name) for name in _SUMS)
+    sums = (total(rows.c[name]).label(name) for name in _SUMS)
     service = _service_columns(rows) if by_revision else ()
     statement = sa.select(*every, *sums, *service).group_by(*every).order_by(*keys).limit(USAGE_ROWS_MAX + 1)
     if not after:
@@ -260,7 +260,7 @@ def _checked(period: Period, bucket: Bucket) -> Period:
 
 def _service_columns(rows: sa.Subquery) -> list[sa.Label[Any]]:  # columns of several types
     """The columns of ``Service``, named by its fields."""
-    columns: list[sa.Label[Any]] = [_sum(rows.c.stall_ms).label("service.stall_ms")]
+    columns: list[sa.Label[Any]] = [total(rows.c.stall_ms).label("service.stall_ms")]
     for name, percent in _PERCENTILES.items():
         percentile = sa.func.percentile_disc(sa.literal_column(f"{percent} / 100.0"))  # disc: a value that was measured
         columns += [
@@ -318,8 +318,3 @@ def _input_prices(session: Session, priced: Collection[_Priced]) -> dict[_Priced
         (version_id, model, rank, tier): versions[version_id].card.highest_prices(model, rank or None, tier).input_nanos
         for version_id, model, rank, tier in priced
     }
-
-
-def _sum(values: SQLCoreOperations[int]) -> sa.ColumnElement[int]:
-    """Postgres sums bigint as numeric; tokens and nanodollars fit a bigint."""
-    return sa.cast(sa.func.coalesce(sa.func.sum(values), 0), sa.BigInteger)

@@ -3,11 +3,10 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.usage.models import UsageMonth
-from core.db import among, database_now
+from core.db import among, database_now, total
 from core.periods import month_start
 
 
@@ -23,7 +22,7 @@ def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[
     """Nanodollars that each of these tenants was charged before the current UTC month, by the database's clock."""
     began = month_start(database_now(session))
     statement = (
-        select(UsageMonth.tenant_id, _total(UsageMonth.amount_nanos))
+        select(UsageMonth.tenant_id, total(UsageMonth.amount_nanos))
         .where(among(col(UsageMonth.tenant_id), tenant_ids), col(UsageMonth.month) < began)
         .group_by(col(UsageMonth.tenant_id))
     )
@@ -35,17 +34,12 @@ def month_uses(session: Session, tenant_ids: Collection[str]) -> dict[str, Month
     statement = (
         select(
             UsageMonth.tenant_id,
-            _total(UsageMonth.input_tokens) + _total(UsageMonth.output_tokens),
-            _total(UsageMonth.cached_tokens),
-            _total(UsageMonth.amount_nanos),
+            total(UsageMonth.input_tokens) + total(UsageMonth.output_tokens),
+            total(UsageMonth.cached_tokens),
+            total(UsageMonth.amount_nanos),
         )
         .where(col(UsageMonth.tenant_id).in_(tenant_ids), UsageMonth.month == month_start(database_now(session)))
         .group_by(col(UsageMonth.tenant_id))
     )
     found = {tenant_id: MonthUse(*sums) for tenant_id, *sums in session.exec(statement)}
     return dict.fromkeys(tenant_ids, MonthUse(0, 0, 0)) | found
-
-
-def _total(column: int) -> sa.ColumnElement[int]:
-    """Postgres sums bigint as numeric; tokens and nanodollars fit a bigint."""
-    return sa.cast(sa.func.coalesce(sa.func.sum(col(column)), 0), sa.BigInteger)

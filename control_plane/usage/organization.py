@@ -12,7 +12,6 @@ from typing import Final, Literal, TypeVar
 import msgspec
 from sqlalchemy import Engine
 
-from billing.documents.csv_lines import csv_line, dollar_text, dollars
 from billing.prices.quantities import QUANTITIES
 from billing.usage.buckets import BucketQuery, Dimension, UsageGroup, UsagePosition, read_page
 from control_plane.usage.organization_schemas import (
@@ -26,6 +25,7 @@ from control_plane.usage.organization_schemas import (
 )
 from control_plane.usage.page_cursor import decode_position, encode_position
 from core import clock
+from core.csv_lines import csv_line, dollar_text, dollars
 from core.db import unit_of_work
 from core.errors import InvalidRequest
 from core.periods import BUCKET_LENGTH, YEAR_FIRST, YEAR_LAST, Bucket, Period, bucket_start

@@ -6,11 +6,11 @@ from datetime import UTC, date, datetime, time, timedelta
 import msgspec
 from sqlalchemy import Engine
 
-from billing.documents.csv_lines import dollar_text
 from billing.usage.buckets import BucketQuery, UsageGroup, UsagePosition, read_page
 from control_plane.registry.adapters import service as adapters
 from control_plane.usage.organization_schemas import TeamUsageDay, TeamUsageRow, TeamUsageSums
 from control_plane.usage.page_cursor import decode_position, encode_position
+from core.csv_lines import dollar_text
 from core.db import unit_of_work
 from core.errors import InvalidRequest, NotFound
 from core.periods import YEAR_FIRST, YEAR_LAST, Period

@@ -14,7 +14,6 @@ from billing.prices.card import IncludedUsage, PriceCard, PriceTier, TieredPrice
 from billing.quotas.adjustment_runner import AdjustmentRunner
 from billing.subscriptions import assignments, calendars, discounts
 from billing.subscriptions.billed_until import billed_until_of
-from billing.subscriptions.calendar import BillingCalendar
 from billing.subscriptions.discounts import NewDiscount
 from billing.usage.metering import ActiveTenants
 from core import clock
@@ -103,8 +102,6 @@ def test_a_new_zone_holds_from_the_next_period_and_no_instant_is_billed_twice(st
     now = stage.now()
     last, this = month_start(now, ago=1), month_start(now, ago=0)
     joined(stage, tenant, last)
-    with unit_of_work(stage.engine) as session:
-        calendars.set_first_calendar(session, tenant, BillingCalendar(zone="UTC"))
     stage.force("INSERT INTO tenant_calendars VALUES (:t, :at, now(), 'week', 'Asia/Tokyo', NULL)", t=tenant, at=this)
     with unit_of_work(stage.engine) as session:
         history = calendars.calendars_of(session, tenant)

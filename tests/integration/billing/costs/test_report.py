@@ -207,8 +207,3 @@ def test_the_focus_file_adds_up_and_names_its_method(costs, used):
     assert {line["x_CostKind"] for line in lines} == {"idle", "requests"}
     assert {line["AllocatedMethodId"] for line in lines} == {focus.METHOD}
     assert lines[0]["ChargePeriodStart"] == f"{costs.at(0):%Y-%m-%dT%H:00:00Z}"
-
-
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@a", "\ta"])
-def test_a_spreadsheet_runs_no_cell_as_a_formula(text):
-    assert focus.spreadsheet_safe(text) == f"'{text}"

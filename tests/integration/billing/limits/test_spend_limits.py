@@ -6,8 +6,6 @@ import pytest
 
 from billing.limits import spend_limits, spending
 from billing.limits.spend_limits import spent_in
-from billing.subscriptions.calendar import BillingCalendar
-from billing.subscriptions.calendars import set_first_calendar
 from core import clock
 from core.db import unit_of_work
 from core.errors import AppError
@@ -32,8 +30,7 @@ def spent(stage, tenant_id: str, bounds: WindowBounds) -> int:
 @pytest.mark.scenario(93)
 def test_a_limit_shows_what_was_spent_in_the_window_of_the_tenants_zone(stage, wallet):
     tenant = stage.tenant()
-    with unit_of_work(stage.engine) as session:
-        set_first_calendar(session, tenant, BillingCalendar(zone="Asia/Tokyo"))
+    stage.change("INSERT INTO tenant_calendars VALUES (:t, 'epoch', now(), 'month', 'Asia/Tokyo', NULL)", t=tenant)
     today = window_at("Asia/Tokyo", "day", stage.now())
     wallet.spend(tenant, 3, at=today.start - timedelta(milliseconds=1), key_id="key_1")
     wallet.spend(tenant, 6, at=today.start, key_id="key_1")

@@ -6,7 +6,8 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.credits.dated_charges import Adjusted, UsageSlice, charges_of_lines, charges_so_far
+from billing.charges.inputs import Adjusted
+from billing.credits.dated_charges import UsageSlice, charges_of_lines, charges_so_far
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 END = datetime(2026, 12, 1, tzinfo=UTC)

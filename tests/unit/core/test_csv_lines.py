@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from billing.documents.csv_lines import csv_line, dollar_text, dollars, text_cell
+from core.csv_lines import csv_line, dollar_text, dollars, text_cell
 
 
 @pytest.mark.parametrize(
