@@ -13,6 +13,7 @@ from sqlalchemy.orm import Mapped
 from sqlmodel import Session
 from sqlmodel.sql.expression import SelectOfScalar
 
+from core.db import newest_first
 from core.errors import InvalidRequest
 from core.fields import about
 
@@ -85,8 +86,7 @@ def page_of(
     """
 
     def read(*, after: str | None, limit: int) -> Sequence[Row]:
-        wanted = rows if after is None else rows.where(id_column < after)
-        return session.exec(wanted.order_by(id_column.desc()).limit(limit)).all()
+        return session.exec(newest_first(rows, id_column, after=after, limit=limit)).all()
 
     page = page_from(read, cursor=cursor, limit=limit)
     return Page(data=[view(row) for row in page.data], next_cursor=page.next_cursor)

@@ -6,15 +6,18 @@ Forbidden to ``data_plane`` and ``adapters``. One request, job or stream batch i
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import DateTime, Engine, create_engine, event, func
 from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import Mapped
 from sqlalchemy.sql.elements import SQLCoreOperations
 from sqlmodel import Session, SQLModel, select
 
 from core.settings import PostgresSettings
+
+Rows = TypeVar("Rows", bound=sa.Select[Any])
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -64,6 +67,11 @@ def among(column: SQLCoreOperations[str], values: Collection[str]) -> sa.ColumnE
 def total(values: SQLCoreOperations[int] | int) -> sa.ColumnElement[int]:
     """The sum of a column of integers, 0 without rows. Postgres sums bigint as numeric; our sums fit a bigint."""
     return sa.cast(func.coalesce(func.sum(values), 0), sa.BigInteger)
+
+
+def newest_first(rows: Rows, ids: Mapped[str], *, after: str | None, limit: int) -> Rows:
+    """A page of rows by their ids, which are in the order of time. ``after`` is the last id of the page before."""
+    return (rows if after is None else rows.where(ids < after)).order_by(ids.desc()).limit(limit)
 
 
 DatabaseClock = Callable[[Session], datetime]

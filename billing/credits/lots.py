@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.credits.balance import OpenCredit, read_open_credit
@@ -16,7 +15,7 @@ from billing.credits.models import CreditEntry, CreditLot
 from billing.credits.views import CreditEntryView, CreditKind, LotView
 from billing.settings import CREDIT_LOTS_OPEN_MAX, CREDIT_NANOS_MAX
 from billing.subscriptions.billed_until import lock_subscriptions
-from core.db import database_now
+from core.db import database_now, newest_first
 from core.errors import Conflict, InvalidRequest, Unprocessable
 from core.ids import new_id
 from core.money import NANOS_PER_CENT, cents_to_nanos, format_usd
@@ -194,13 +193,9 @@ def page_of_lots(session: Session, tenant_id: str, *, after: str | None, limit: 
 
 def page_of_entries(session: Session, tenant_id: str, *, after: str | None, limit: int) -> list[CreditEntryView]:
     """What moved the tenant's lots, newest first. ``after`` is the last transfer of the page before."""
-    older = sa.true() if after is None else col(CreditEntry.transfer_id) < after
-    statement = (
-        select(CreditEntry)
-        .join(CreditLot, col(CreditLot.id) == CreditEntry.lot_id)
-        .where(CreditLot.tenant_id == tenant_id, older)
-        .order_by(col(CreditEntry.transfer_id).desc())
-        .limit(limit)
+    of_tenant = select(CreditEntry).join(CreditLot, col(CreditLot.id) == CreditEntry.lot_id)
+    statement = newest_first(
+        of_tenant.where(CreditLot.tenant_id == tenant_id), col(CreditEntry.transfer_id), after=after, limit=limit
     )
     return [CreditEntryView(**entry.model_dump()) for entry in session.exec(statement)]
 

@@ -10,7 +10,7 @@ from billing.invoices.numbering import printed_number
 from billing.invoices.views import CreditNoteView
 from billing.settings import INVOICES_PAGE_MAX
 from billing.tax.calculation import TaxLine
-from core.db import total
+from core.db import newest_first, total
 from core.struct_types import view_of
 
 
@@ -44,11 +44,9 @@ def list_notes(
 ) -> list[CreditNoteView]:
     """Credit notes, newest first. ``tenant_id`` None means every tenant, for admins only."""
     assert 1 <= limit <= INVOICES_PAGE_MAX, f"a page holds 1 to {INVOICES_PAGE_MAX} credit notes"
-    statement = _notes().order_by(col(CreditNote.id).desc()).limit(limit)
+    statement = newest_first(_notes(), col(CreditNote.id), after=after, limit=limit)
     if tenant_id is not None:
         statement = statement.where(CreditNote.tenant_id == tenant_id)
-    if after is not None:
-        statement = statement.where(CreditNote.id < after)
     return _views(session, statement)
 
 

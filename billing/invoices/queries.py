@@ -23,6 +23,7 @@ from billing.invoices.views import (
 )
 from billing.settings import INVOICES_PAGE_MAX
 from billing.tax.calculation import TaxLine, line_shares
+from core.db import newest_first
 from core.errors import NotFound
 from core.struct_types import view_of
 
@@ -39,13 +40,11 @@ def list_invoices(
     previous page.
     """
     assert 1 <= limit <= INVOICES_PAGE_MAX, f"a page holds 1 to {INVOICES_PAGE_MAX} invoices"
-    statement = _with_state().order_by(col(Invoice.id).desc()).limit(limit)
+    statement = newest_first(_with_state(), col(Invoice.id), after=after, limit=limit)
     if tenant_id is not None:
         statement = statement.where(Invoice.tenant_id == tenant_id)
     if status is not None:
         statement = statement.where(_NEWEST.status == status)
-    if after is not None:
-        statement = statement.where(Invoice.id < after)
     return [_view(*row) for row in session.exec(statement)]
 
 

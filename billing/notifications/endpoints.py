@@ -21,7 +21,7 @@ from billing.notifications.models import Notification, NotificationEndpoint
 from billing.notifications.outbox import notify
 from billing.notifications.signing_secrets import SecretBox
 from billing.notifications.views import EndpointKind, EndpointSecret, EndpointStatus, EndpointView
-from core.db import database_now, unit_of_work
+from core.db import database_now, newest_first, unit_of_work
 from core.email_addresses import require_email
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound, TooManyRequests
 from core.ids import new_id
@@ -90,11 +90,8 @@ def without_secret(created: EndpointSecret) -> EndpointSecret:
 
 def list_endpoints(session: Session, *, tenant_id: str, after: str | None, limit: int) -> list[EndpointView]:
     """The tenant's endpoints, newest first. ``after`` is the last id of the previous page."""
-    mine = _of(tenant_id).order_by(col(NotificationEndpoint.id).desc()).limit(limit)
-    return [
-        view_of(row, EndpointView)
-        for row in session.exec(mine.where(NotificationEndpoint.id < after) if after else mine)
-    ]
+    mine = newest_first(_of(tenant_id), col(NotificationEndpoint.id), after=after, limit=limit)
+    return [view_of(row, EndpointView) for row in session.exec(mine)]
 
 
 def tenants_with(text: str) -> SelectOfScalar[str]:

@@ -27,7 +27,7 @@ from billing.payments.views import (
     StripeEventView,
     TopUpView,
 )
-from core.db import database_now
+from core.db import database_now, newest_first
 from core.errors import NotFound
 from core.struct_types import view_of
 
@@ -65,15 +65,13 @@ def invoice_to_pay(session: Session, token: str) -> InvoiceView | None:
 def list_top_ups(session: Session, *, tenant_id: str, after: str | None, limit: int) -> list[TopUpView]:
     """The tenant's top-ups, newest first."""
     wanted = select(PaymentCharge).where(PaymentCharge.tenant_id == tenant_id, col(PaymentCharge.invoice_id).is_(None))
-    if after is not None:
-        wanted = wanted.where(PaymentCharge.id < after)
-    rows = session.exec(wanted.order_by(col(PaymentCharge.id).desc()).limit(limit))
-    return [view_of(row, TopUpView) for row in rows]
+    rows = newest_first(wanted, col(PaymentCharge.id), after=after, limit=limit)
+    return [view_of(row, TopUpView) for row in session.exec(rows)]
 
 
 def get_queue(session: Session, tenant_id: str) -> PaymentQueueView:
     """One tenant's queue. Raises NotFound."""
-    found = _queues(session, [PaymentQueue.tenant_id == tenant_id], 1)
+    found = _queues(session, [PaymentQueue.tenant_id == tenant_id], None, 1)
     if not found:
         raise NotFound("This tenant has no payments.", code="payment_queue_not_found")
     return found[0]
@@ -85,9 +83,7 @@ def list_queues(session: Session, *, stopped: bool | None, after: str | None, li
     if stopped is not None:
         has_stopped = col(PaymentQueue.stopped_at).is_not(None)
         wanted.append(has_stopped if stopped else ~has_stopped)
-    if after is not None:
-        wanted.append(PaymentQueue.tenant_id < after)
-    return _queues(session, wanted, limit)
+    return _queues(session, wanted, after, limit)
 
 
 def count_stopped(session: Session) -> int:
@@ -95,18 +91,16 @@ def count_stopped(session: Session) -> int:
     return session.exec(select(sa.func.count()).where(col(PaymentQueue.stopped_at).is_not(None))).one()
 
 
-def _queues(session: Session, wanted: Sequence[Any], limit: int) -> list[PaymentQueueView]:
+def _queues(session: Session, wanted: Sequence[Any], after: str | None, limit: int) -> list[PaymentQueueView]:
     pending = (
         select(sa.func.count())
         .where(PaymentOperation.tenant_id == PaymentQueue.tenant_id, PaymentOperation.state == "pending")
         .scalar_subquery()
     )
-    found = session.execute(
+    found = (
         sa.select(PaymentQueue, pending, col(PaymentStanding.standing))
         .outerjoin(PaymentStanding, col(PaymentStanding.tenant_id) == PaymentQueue.tenant_id)
         .where(*wanted)
-        .order_by(col(PaymentQueue.tenant_id).desc())
-        .limit(limit)
     )
     return [
         view_of(
@@ -117,29 +111,23 @@ def _queues(session: Session, wanted: Sequence[Any], limit: int) -> list[Payment
             pending=waiting,
             standing="suspended" if standing == "suspended" else "good",
         )
-        for queue, waiting, standing in found
+        for queue, waiting, standing in session.execute(
+            newest_first(found, col(PaymentQueue.tenant_id), after=after, limit=limit)
+        )
     ]
 
 
 def list_operations(session: Session, *, tenant_id: str, after: str | None, limit: int) -> list[PaymentOperationView]:
     """A tenant's operations, newest first."""
-    wanted = (
-        select(PaymentOperation)
-        .where(PaymentOperation.tenant_id == tenant_id)
-        .order_by(col(PaymentOperation.id).desc())
-        .limit(limit)
-    )
-    if after is not None:
-        wanted = wanted.where(PaymentOperation.id < after)
-    return [view_of(row, PaymentOperationView) for row in session.exec(wanted)]
+    wanted = select(PaymentOperation).where(PaymentOperation.tenant_id == tenant_id)
+    rows = newest_first(wanted, col(PaymentOperation.id), after=after, limit=limit)
+    return [view_of(row, PaymentOperationView) for row in session.exec(rows)]
 
 
 def list_alarms(session: Session, *, after: str | None, limit: int) -> list[PaymentAlarmView]:
     """Alarms, newest first."""
-    wanted = select(PaymentAlarm).order_by(col(PaymentAlarm.id).desc()).limit(limit)
-    if after is not None:
-        wanted = wanted.where(PaymentAlarm.id < after)
-    return [view_of(row, PaymentAlarmView) for row in session.exec(wanted)]
+    rows = newest_first(select(PaymentAlarm), col(PaymentAlarm.id), after=after, limit=limit)
+    return [view_of(row, PaymentAlarmView) for row in session.exec(rows)]
 
 
 def mark_alarm_seen(session: Session, alarm_id: str) -> PaymentAlarmView:

@@ -24,7 +24,7 @@ from billing.reconciliation.models import ReconciliationDifference, Reconciliati
 from billing.reconciliation.stripe import check_stripe
 from billing.reconciliation.views import ReconciliationDifferenceView, ReconciliationRunDetail, ReconciliationRunView
 from billing.settings import BillingSettings
-from core.db import database_now, unit_of_work
+from core.db import database_now, newest_first, unit_of_work
 from core.errors import NotFound
 from core.ids import new_id
 
@@ -102,9 +102,7 @@ class ReconciliationSchedule:
 
 def list_runs(session: Session, *, limit: int, after: str | None = None) -> list[ReconciliationRunView]:
     """Runs without their differences, the newest first, of those that are older than ``after``."""
-    statement = select(ReconciliationRun).order_by(col(ReconciliationRun.id).desc()).limit(limit)
-    if after is not None:
-        statement = statement.where(col(ReconciliationRun.id) < after)
+    statement = newest_first(select(ReconciliationRun), col(ReconciliationRun.id), after=after, limit=limit)
     return [msgspec.convert(each, ReconciliationRunView, from_attributes=True) for each in session.exec(statement)]
 
 
