@@ -120,7 +120,7 @@ def _pay(engine: sa.Engine, stripe: StripeSettings, simulator: RunningSimulator)
             customer = outbox.open_queue(session, tenant_id).customer_id
             assert customer is not None, "the customer was created before"
         card = sdk.v1.payment_methods.attach("pm_card_visa", {"customer": customer}).id
-        account.update_customer(customer, default_payment_method=card, key=secrets.token_hex(12))
+        account.set_default_card(customer, card, key=secrets.token_hex(12))
         with unit_of_work(engine) as session:
             outbox.enqueue(session, tenant_id, top_up)
         assert performer.run_once() == "done"

@@ -157,12 +157,11 @@ class EventHandler:
             return _no_effect("the customer was deleted")
         card = customer.default_payment_method
         if saved or card is None:
-            cards = self._account.cards(customer_id)
-            newest = cards[0].id if cards else None
+            newest = self._account.newest_card(customer_id)
             if newest is not None and newest != card:
                 # A value that is set twice is set once, so a lost answer needs no look-up.
                 key = f"default:{customer_id}:{secrets.token_hex(8)}"
-                self._account.update_customer(customer_id, default_payment_method=newest, key=key)
+                self._account.set_default_card(customer_id, newest, key=key)
                 card = newest
         if card is None:
             return _no_effect("there is no card")

@@ -16,7 +16,6 @@ from billing.stripe.errors import failure_of
 from billing.stripe.lookups import at_most, created_between, in_parts, with_our_id
 from billing.stripe.objects import (
     OUR_ID,
-    StripeCard,
     StripeCustomer,
     StripeDispute,
     StripeEvent,
@@ -86,23 +85,16 @@ class StripeAccount:
             page = self._api.customers.list(params)
             return self._found(page.auto_paging_iter(), our_id, StripeCustomer.read)
 
-    def update_customer(
-        self, customer_id: str, *, key: str, email: str | None = None, default_payment_method: str | None = None
-    ) -> StripeCustomer:
-        """Change what is given; None leaves a field as it is."""
-        params: given.CustomerUpdateParams = {}
-        if email is not None:
-            params["email"] = email
-        if default_payment_method is not None:
-            params["invoice_settings"] = {"default_payment_method": default_payment_method}
+    def set_default_card(self, customer_id: str, card: str, *, key: str) -> None:
+        params: given.CustomerUpdateParams = {"invoice_settings": {"default_payment_method": card}}
         with _mapped_errors():
-            return StripeCustomer.read(self._api.customers.update(customer_id, params, {"idempotency_key": key}))
+            self._api.customers.update(customer_id, params, {"idempotency_key": key})
 
-    def cards(self, customer_id: str) -> list[StripeCard]:
-        """The customer's saved cards, the newest first."""
+    def newest_card(self, customer_id: str) -> str | None:
+        """The card that the customer saved last."""
         with _mapped_errors():
-            page = self._api.customers.payment_methods.list(customer_id, {"type": "card", "limit": _PAGE})
-            return [StripeCard.read(each) for each in page.data]
+            page = self._api.customers.payment_methods.list(customer_id, {"type": "card", "limit": 1})
+            return next((each.id for each in page.data), None)
 
     def card_of_setup(self, setup_intent: str) -> str | None:
         """The card that a completed set-up saved."""

@@ -62,7 +62,6 @@ class StripeFailure(AppError):
         self.request_id = request_id  # Stripe's own name for the request, for its support
         self.stripe_code = stripe_code
         self.replayed = replayed  # Stripe repeated a stored answer: the same key never gets another one
-        self.retryable = isinstance(self, StripeUnavailable)
 
 
 class StripeUnavailable(StripeFailure):

@@ -22,7 +22,6 @@ class _Object(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StripeCustomer(_Object, frozen=True, kw_only=True):
-    email: str | None
     deleted: bool
     default_payment_method: str | None
 
@@ -33,21 +32,9 @@ class StripeCustomer(_Object, frozen=True, kw_only=True):
         return cls(
             id=given.id,
             our_id=None if deleted else our_id_of(given),
-            email=None if deleted else given.email,
             deleted=deleted,
             default_payment_method=reference(settings.default_payment_method) if settings is not None else None,
         )
-
-
-class StripeCard(_Object, frozen=True, kw_only=True):
-    """A saved payment method."""
-
-    brand: str
-    last4: str
-
-    @classmethod
-    def read(cls, given: Any) -> Self:
-        return cls(id=given.id, our_id=our_id_of(given), brand=given.card.brand, last4=given.card.last4)
 
 
 class StripePage(_Object, frozen=True, kw_only=True):
@@ -55,8 +42,6 @@ class StripePage(_Object, frozen=True, kw_only=True):
 
     url: str | None  # None once the session is complete or expired
     status: str  # open, complete or expired
-    payment_status: str  # paid, unpaid or no_payment_required
-    amount_cents: int | None
     payment_intent: str | None
     setup_intent: str | None
 
@@ -67,8 +52,6 @@ class StripePage(_Object, frozen=True, kw_only=True):
             our_id=our_id_of(given),
             url=given.url,
             status=given.status,
-            payment_status=given.payment_status,
-            amount_cents=given.amount_total,
             payment_intent=reference(given.payment_intent),
             setup_intent=reference(given.setup_intent),
         )
@@ -78,11 +61,9 @@ class StripePayment(_Object, frozen=True, kw_only=True):
     """A payment intent. ``status`` is ``succeeded`` only once the money is certain."""
 
     status: str
-    amount_cents: int
     received_cents: int
     currency: str
     customer: str | None
-    payment_method: str | None
 
     @classmethod
     def read(cls, given: Any) -> Self:
@@ -90,18 +71,15 @@ class StripePayment(_Object, frozen=True, kw_only=True):
             id=given.id,
             our_id=our_id_of(given),
             status=given.status,
-            amount_cents=given.amount,
             received_cents=given.amount_received,
             currency=given.currency,
             customer=reference(given.customer),
-            payment_method=reference(given.payment_method),
         )
 
 
 class StripeRefund(_Object, frozen=True, kw_only=True):
     status: str | None  # pending, requires_action, succeeded, failed or canceled
     amount_cents: int
-    currency: str
     payment_intent: str | None
 
     @classmethod
@@ -111,7 +89,6 @@ class StripeRefund(_Object, frozen=True, kw_only=True):
             our_id=our_id_of(given),
             status=given.status,
             amount_cents=given.amount,
-            currency=given.currency,
             payment_intent=reference(given.payment_intent),
         )
 
@@ -119,7 +96,6 @@ class StripeRefund(_Object, frozen=True, kw_only=True):
 class StripeDispute(_Object, frozen=True, kw_only=True):
     status: str  # warning_needs_response, needs_response, under_review, won, lost, prevented …
     amount_cents: int
-    currency: str
     payment_intent: str | None
     reason: str
 
@@ -130,7 +106,6 @@ class StripeDispute(_Object, frozen=True, kw_only=True):
             our_id=our_id_of(given),
             status=given.status,
             amount_cents=given.amount,
-            currency=given.currency,
             payment_intent=reference(given.payment_intent),
             reason=given.reason,
         )

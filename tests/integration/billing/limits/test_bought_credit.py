@@ -34,8 +34,8 @@ def buy(as_billing: sa.Engine, tenant_id: str, cents: int) -> None:
         session.add(PaymentQueue(tenant_id=tenant_id, customer_id="cus_1", created_at=now))
         session.add(PaymentCharge(id="top_1", tenant_id=tenant_id, amount_cents=cents, on_page=True, created_at=now))
     with unit_of_work(as_billing) as session:
-        paid = {"status": "succeeded", "amount_cents": cents, "received_cents": cents, "currency": "usd"}
-        payment = StripePayment(id="pi_1", our_id="top_1", customer="cus_1", payment_method="pm_1", **paid)
+        paid = {"status": "succeeded", "received_cents": cents, "currency": "usd"}
+        payment = StripePayment(id="pi_1", our_id="top_1", customer="cus_1", **paid)
         assert book_payment(session, payment) is None
 
 
@@ -54,9 +54,7 @@ def test_credit_whose_payment_goes_back_lowers_the_ceiling_which_waits_to_be_pub
     buy(as_billing, stopped, 2_500)
     assert wallet.published() == [stopped]
     with unit_of_work(as_billing) as session:
-        refund = StripeRefund(
-            id="re_1", status="succeeded", amount_cents=2_500, currency="usd", payment_intent="pi_1"
-        )  # fmt: skip
+        refund = StripeRefund(id="re_1", status="succeeded", amount_cents=2_500, payment_intent="pi_1")
         assert book_returns(session, "pi_1", WentBack(refunds=(refund,))) is None
     assert wallet.ceiling(stopped) == 3 * DOLLAR
     assert wallet.published() == [stopped]

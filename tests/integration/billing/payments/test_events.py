@@ -193,7 +193,7 @@ def test_a_saved_card_becomes_the_default(stage):
     stage.simulator.control("POST", f"checkout/{page}", {"card": "4242424242424242"})
     stage.receive()
     customer = stage.account.customer(stage.customer(tenant))
-    assert customer.default_payment_method == stage.account.cards(customer.id)[0].id
+    assert customer.default_payment_method == stage.account.newest_card(customer.id)
 
 
 @pytest.mark.scenario(152)

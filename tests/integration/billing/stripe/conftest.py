@@ -36,7 +36,7 @@ class StripeStage:
         made = self.account.create_customer(our_id=self.our_id(), name="Ada", email="ada@example.com", key=self.key())
         if card is not None:
             saved = self.sdk.v1.payment_methods.attach(card, {"customer": made.id})
-            self.account.update_customer(made.id, default_payment_method=saved.id, key=self.key())
+            self.account.set_default_card(made.id, saved.id, key=self.key())
         return made.id
 
     def charge(
@@ -44,10 +44,10 @@ class StripeStage:
         account: StripeAccount | None = None,
     ) -> StripePayment:  # fmt: skip
         """Charge the customer's card without its owner."""
-        (card,) = self.account.cards(customer)
+        card = self.account.newest_card(customer)
         names = {"our_id": our_id or self.our_id(), "key": key or self.key(), "description": "November"}
         charged = account or self.account
-        return charged.charge_saved_card(customer, card.id, amount_cents=cents, currency="usd", **names)
+        return charged.charge_saved_card(customer, card, amount_cents=cents, currency="usd", **names)
 
     def just_now(self) -> dict[str, datetime]:
         """The time of creation of what this test made."""

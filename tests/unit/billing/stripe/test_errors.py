@@ -33,10 +33,9 @@ from billing.stripe.errors import (
         (503, {}, StripeUnavailable),
     ],
 )
-def test_each_answer_is_one_kind_of_failure_and_only_an_unknown_outcome_is_retried(status, error, kind):
+def test_each_answer_is_one_kind_of_failure(status, error, kind):
     failure = failure_of("why", status=status, error=error, headers={})
     assert type(failure) is kind
-    assert failure.retryable == (kind is StripeUnavailable)
     assert "why" in failure.message
 
 
