@@ -43,13 +43,6 @@ class BillingCalendar(msgspec.Struct, frozen=True, kw_only=True):
             number += 1
         return Period(self._boundary(number), self._boundary(number + 1))
 
-    def ends_between(self, start: datetime, until: datetime) -> Iterator[datetime]:
-        """The boundaries after ``start``, up to and including ``until``, in order."""
-        end = self.period_at(start).end
-        while end <= until:
-            yield end
-            end = self.period_at(end).end
-
     def _number_near(self, instant: datetime) -> int:
         local = instant.astimezone(ZoneInfo(self.zone)).date()
         base = self._base()

@@ -8,10 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.subscriptions.calendar import BillingCalendar, CalendarFrom, CalendarHistory
-from core.periods import Period
+from core.periods import EPOCH, Period
 from core.spend_windows import window_at
 
 ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo")
+
+
+def always(calendar: BillingCalendar) -> CalendarHistory:
+    return CalendarHistory([CalendarFrom(EPOCH, calendar)])
 
 
 def at(text: str) -> datetime:
@@ -35,14 +39,14 @@ def test_a_month_with_a_clock_change_in_berlin_has_an_hour_less():
 @pytest.mark.scenario(42)
 def test_an_anniversary_on_the_31st_ends_on_the_last_day_of_shorter_months():
     calendar = BillingCalendar(anchor=date(2027, 1, 31))
-    ends = list(calendar.ends_between(at("2027-01-31"), at("2027-06-01")))
+    ends = list(always(calendar).ends_between(at("2027-01-31"), at("2027-06-01")))
     assert [end.date().isoformat() for end in ends] == ["2027-02-28", "2027-03-31", "2027-04-30", "2027-05-31"]
 
 
 @pytest.mark.scenario(43)
 def test_an_anniversary_on_a_leap_day_returns_to_it():
     calendar = BillingCalendar(interval="year", anchor=date(2028, 2, 29))
-    ends = list(calendar.ends_between(at("2028-02-29"), at("2032-03-01")))
+    ends = list(always(calendar).ends_between(at("2028-02-29"), at("2032-03-01")))
     assert [end.date().isoformat() for end in ends] == ["2029-02-28", "2030-02-28", "2031-02-28", "2032-02-29"]
 
 
@@ -59,7 +63,7 @@ def test_a_midnight_that_does_not_exist_is_the_instant_at_which_the_clock_skips_
 @pytest.mark.parametrize("zone", ZONES[1:5:3])
 def test_the_periods_of_ten_years_touch_and_do_not_overlap(interval, anchor, zone):
     calendar = BillingCalendar(interval=interval, zone=zone, anchor=anchor)
-    ends = list(calendar.ends_between(at("2026-01-01"), at("2036-01-01")))
+    ends = list(always(calendar).ends_between(at("2026-01-01"), at("2036-01-01")))
     assert len(ends) >= {"week": 520, "month": 119, "quarter": 39, "year": 9}[interval]
     for start, end in pairwise(ends):
         assert start < end
