@@ -46,21 +46,15 @@ class PeriodCharge(msgspec.Struct, frozen=True, kw_only=True):
     state: PeriodState
 
 
-def period_lines(session: Session, tenant_id: str, period: Period, *, closing: bool) -> list[DraftInvoiceLine]:
-    """The lines of a period without cents, before credits and tax. The ledger has their sum as unbilled afterwards:
-    the difference to what was posted before is posted as an adjustment.
+def adjust(
+    session: Session, tenant_id: str, period: Period, *, closing: bool = False
+) -> tuple[list[DraftInvoiceLine], int]:
+    """The lines of a period without cents, before credits and tax, and the amount that is posted now: the difference
+    between their sum, which the ledger has as unbilled afterwards, and what was posted before.
 
     With ``closing`` the period ends with these lines: they have the true-up of a commitment, and what the period
     leaves to the next one is stored. The caller holds the tenant's subscription.
     """
-    lines, _ = adjust(session, tenant_id, period, closing=closing)
-    return lines
-
-
-def adjust(
-    session: Session, tenant_id: str, period: Period, *, closing: bool = False
-) -> tuple[list[DraftInvoiceLine], int]:
-    """Like ``period_lines``, with the amount that was posted now."""
     contract = read_contract(session, tenant_id)
     state = _state_at(session, tenant_id, contract, period, closing=closing)
     charged = charge_parts(session, tenant_id, contract, period, state, closing=closing)

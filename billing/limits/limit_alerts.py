@@ -28,7 +28,7 @@ from billing.notifications.models import Notification
 from billing.notifications.thresholds import Alert
 from billing.prices import price_book
 from billing.subscriptions.billed_until import billed_until_of
-from billing.subscriptions.calendars import calendar_of
+from billing.subscriptions.calendars import calendars_of
 from billing.usage.metering import ActiveTenants
 from billing.usage.models import UsageMonth
 from billing.usage.months import month_uses
@@ -153,7 +153,7 @@ class _Counted(NamedTuple):
 
 
 def _period_of(session: Session, tenant_id: str, now: datetime) -> _Counted:
-    period = calendar_of(session, tenant_id, now).period_at(now)
+    period = calendars_of(session, tenant_id).at(now).period_at(now)
     return _Counted(period, _charged_in(session, tenant_id, period))
 
 
@@ -163,7 +163,7 @@ def _year_of(session: Session, tenant_id: str, now: datetime) -> _Counted:
     """
     open_from = period_start(session, tenant_id, billed_until_of(session, tenant_id)) or now
     state = read_state(session, tenant_id, open_from)
-    year = commitment_year(calendar_of(session, tenant_id, now), state.year_from or open_from)
+    year = commitment_year(calendars_of(session, tenant_id).at(now), state.year_from or open_from)
     return _Counted(year, state.year_nanos + _charged_in(session, tenant_id, Period(open_from, year.end)))
 
 

@@ -17,13 +17,6 @@ from core.errors import InvalidRequest
 from core.periods import YEAR_FIRST, YEAR_LAST
 
 
-def calendar_of(session: Session, tenant_id: str, at: datetime) -> BillingCalendar:
-    """The tenant's billing calendar at an instant. Its periods are not cut where the tenant changes its calendar;
-    ``calendars_of`` has the periods that are billed.
-    """
-    return calendars_of(session, tenant_id).at(at)
-
-
 def calendars_of(session: Session, tenant_id: str) -> CalendarHistory:
     """The tenant's calendars: in UTC months until it gets another one."""
     return calendars_of_all(session, [tenant_id])[tenant_id]

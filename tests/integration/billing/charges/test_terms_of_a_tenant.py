@@ -105,8 +105,8 @@ def test_a_new_zone_holds_from_the_next_period_and_no_instant_is_billed_twice(st
     stage.force("INSERT INTO tenant_calendars VALUES (:t, :at, now(), 'week', 'Asia/Tokyo', NULL)", t=tenant, at=this)
     with unit_of_work(stage.engine) as session:
         history = calendars.calendars_of(session, tenant)
-        assert calendars.calendar_of(session, tenant, last).interval == "month"
-        assert calendars.calendar_of(session, tenant, now).zone == "Asia/Tokyo"
+        assert history.at(last).interval == "month"
+        assert history.at(now).zone == "Asia/Tokyo"
     for hour in range(0, 40 * 24, 6):
         settled = last + timedelta(hours=hour)
         if settled < now:
