@@ -99,9 +99,10 @@ def compute(session: Session, tenant_id: str) -> ComputedCeiling:
 def refresh(
     session: Session, tenant_id: str, *, to_publish: bool = False, limit_lowered: bool = False
 ) -> ComputedCeiling:
-    """Compute and store the ceiling in a transaction that holds the tenant's subscription. The caller publishes the
-    tenant, or lets the control plane do it with ``to_publish``. After ``limit_lowered``, the thresholds of the credit
-    limit count again; those of a raised one that were passed do not.
+    """Compute and store the ceiling in a transaction that holds the tenant's subscription, such as one that granted a
+    lot or took it back. The caller publishes the tenant, or lets the control plane do it with ``to_publish``. A tenant
+    without terms has no ceiling, and hears when its credit is used up. After ``limit_lowered``, the thresholds of the
+    credit limit count again; those of a raised one that were passed do not.
     """
     before = session.get(SpendCeiling, tenant_id, with_for_update=True, populate_existing=True)
     computed = compute(session, tenant_id)

@@ -60,14 +60,6 @@ def change(session: Session, tenant_id: str, patch: SpendingPatch) -> SpendingVi
     return _view(ceilings.refresh(session, tenant_id, limit_lowered=lowered))
 
 
-def credit_changed(session: Session, tenant_id: str, *, to_publish: bool = False) -> None:
-    """Set the tenant's ceiling after a lot was granted or taken back, in the same transaction. The caller publishes the
-    tenant, or lets the control plane do it with ``to_publish``. A tenant without terms has no ceiling, and hears when
-    its credit is used up.
-    """
-    ceilings.refresh(session, tenant_id, to_publish=to_publish)
-
-
 def _set_top_up(terms: SpendingSettings, wanted: AutoTopUp | None) -> None:
     if wanted is not None and wanted.month_cents_max < wanted.amount_cents:
         raise InvalidRequest(

@@ -14,7 +14,7 @@ from billing.credits import lots
 from billing.invoices.payments import record_payment
 from billing.invoices.queries import read_invoice
 from billing.invoices.views import InvoiceView
-from billing.limits import spending_settings
+from billing.limits import ceilings
 from billing.notifications.outbox import notify
 from billing.payments import dunning
 from billing.payments.alarms import raise_alarm
@@ -151,7 +151,7 @@ def _grant_credit(session: Session, charge: PaymentCharge, payment: StripePaymen
         reference=top_up_reference(payment.id),
         money_arrived=True,
     )
-    spending_settings.credit_changed(session, charge.tenant_id, to_publish=True)
+    ceilings.refresh(session, charge.tenant_id, to_publish=True)
     if charge.state == "paid" or amount_cents != charge.amount_cents:
         raise_alarm(
             session,

@@ -17,7 +17,7 @@ from billing.credits import lots
 from billing.invoices.events import lock_invoices
 from billing.invoices.models import CreditNote
 from billing.ledger import AccountRef, TransferKind, between
-from billing.limits import spending_settings
+from billing.limits import ceilings
 from billing.locks import serialize_decision
 from billing.models import LedgerTransfer
 from billing.payments import outbox
@@ -124,7 +124,7 @@ def _go_back(session: Session, payment: ReceivedPayment, stripe_object: str, cen
     if lost and not _charge_of(session, payment).covers:
         reference = top_up_reference(payment.payment_intent)
         lost = lots.take_back(session, tenant_id=payment.tenant_id, reference=reference, amount_cents=lost)
-        spending_settings.credit_changed(session, payment.tenant_id, to_publish=True)
+        ceilings.refresh(session, payment.tenant_id, to_publish=True)
     taken_cents = cents - covered_cents - lost
     booked = _write_off(session, lost) if lost else None
     _write(session, stripe_object, payment.payment_intent, cents, lost, booked)

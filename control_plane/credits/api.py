@@ -13,7 +13,7 @@ from sqlmodel import Session
 from billing.credits import lots
 from billing.credits.balance import read_balance
 from billing.credits.views import CreditBalance, CreditEntryView, LotView
-from billing.limits import spending_settings
+from billing.limits import ceilings
 from billing.payments.operations import bought_with
 from billing.payments.returned_payments import refund_bought
 from control_plane.audit.service import audited
@@ -159,7 +159,7 @@ def _grant(session: Session, principal: Principal, tenant_id: str, new: NewCredi
 
 def _changed(session: Session, principal: Principal, lot: LotView, verb: str, *, amount_nanos: int) -> LotView:
     """Publish the tenant's new ceiling, and audit the change."""
-    spending_settings.credit_changed(session, lot.tenant_id)
+    ceilings.refresh(session, lot.tenant_id)
     publish_change(session, "tenants", lot.tenant_id)
     details = {"kind": lot.kind, "amount_nanos": amount_nanos, "reference": lot.reference}
     audited(session, principal, f"credit.{verb}", lot.id, tenant_id=lot.tenant_id, details=details)

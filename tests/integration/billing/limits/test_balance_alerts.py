@@ -4,7 +4,7 @@ import pytest
 
 from billing.credits import lots
 from billing.invoices.payments import record_payment
-from billing.limits import spending_settings
+from billing.limits import ceilings
 from billing.limits.spending_runner import SpendingRunner
 from core.db import unit_of_work
 
@@ -23,7 +23,7 @@ def test_a_balance_that_a_refund_lowers_alerts_at_once(stage, wallet, runner):
     runner.run_once()
     with unit_of_work(stage.engine) as session:
         lots.refund_unspent(session, tenant_id=tenant, lot_id=lot, amount_nanos=8 * DOLLAR)
-        spending_settings.credit_changed(session, tenant)
+        ceilings.refresh(session, tenant)
     runner.run_once()
     assert wallet.alerted(tenant, "balance.low", "floor_nanos") == [6 * DOLLAR]
 
@@ -42,7 +42,7 @@ def test_credit_of_a_tenant_without_terms_alerts_when_it_is_used_up(stage, walle
     tenant = stage.tenant()
     wallet.granted(tenant, 12)
     with unit_of_work(stage.engine) as session:
-        spending_settings.credit_changed(session, tenant)
+        ceilings.refresh(session, tenant)
     wallet.spend(tenant, 6)
     runner.run_once()
     assert wallet.alerted(tenant, "balance.low", "floor_nanos") == []

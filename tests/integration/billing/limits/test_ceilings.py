@@ -148,7 +148,7 @@ def test_a_ceiling_that_was_computed_before_a_grant_does_not_replace_the_grants(
         computed = ceilings.compute(session, tenant)
     wallet.grant(tenant, 5)
     with unit_of_work(stage.engine) as session:
-        spending_settings.credit_changed(session, tenant)
+        ceilings.refresh(session, tenant)
     with unit_of_work(stage.engine) as session:
         assert ceilings.store(session, before, computed) is False
     assert wallet.ceiling(tenant) == 5 * DOLLAR
