@@ -5,7 +5,6 @@ Texts are compared word by word only where both came from requests that no other
 the same to the last bit, on any CPU. Answers of a batch are judged by ``isolation_judge``.
 """
 
-import asyncio
 import shutil
 import statistics
 import threading
@@ -16,7 +15,6 @@ import pytest
 from data_plane.engine.residency import LoadRecord
 from tests.conftest import wait_until
 from tests.e2e.conftest import MEMORY
-from tests.fixtures.engine.mixed_batches import PROMPTS, all_at_once, settle_all
 from tests.fixtures.engine.real_engine import BASE, RealEngine, events_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(400)]
@@ -36,11 +34,6 @@ def last_load(engine: RealEngine) -> int:
 
 def loads_since(engine: RealEngine, before: int) -> list[LoadRecord]:
     return [load for load in engine.table().loads if load.seq > before]
-
-
-def test_each_adapter_has_answers_of_its_own(models, references):
-    """That their likeliest tokens differ by more than rounding, ``references`` asserts of every pair."""
-    assert len({references[model, PROMPTS[0]].tokens for model in models}) == len(models)
 
 
 def test_a_load_costs_the_step_less_than_it_costs_beside_it(engine, names):
@@ -67,21 +60,6 @@ def test_a_stream_reports_the_tier_of_its_adapter_and_the_load_time(engine):
     assert reports[0][1]["stall_ms"] > 0
     assert reports[1][1]["stall_ms"] == 0, "a stall is reported once"
     assert all(event["choices"] for event, *_ in [events for events, _ in reports])
-
-
-def test_a_request_without_the_header_is_checked_in_the_same_way(engine, names):
-    assert engine.complete(names[0], header=False).headers["x-tenora-load"]
-
-
-def test_more_adapters_than_memory_holds_wait_for_room_and_give_their_own_answers(engine, names, models, references):
-    wanted, before = [*names, BASE] * 4, last_load(engine)
-    verdicts = asyncio.run(all_at_once(engine, wanted, references, at_once=12))
-    asyncio.run(settle_all(engine, models, verdicts))
-    print(f"\n{verdicts}")
-    assert verdicts.contaminated == []
-    assert verdicts.same + verdicts.diverged == len(wanted)
-    assert len(engine.table().in_memory) <= MEMORY
-    assert not [load for load in loads_since(engine, before) if load.kind == "memory" and load.in_step]
 
 
 def test_the_cache_folder_deleted_under_traffic_is_filled_again_without_errors(engine, names):
@@ -153,16 +131,6 @@ def test_pinned_adapters_stay_in_host_memory_while_others_come_and_go(engine, na
         assert not set(pinned) & {slot["name"] for slot in truth["slots"]}, "a pin takes no slot"
     finally:
         engine.client.put("/tenora/v1/pins", json={"names": []}).raise_for_status()
-
-
-def test_a_prefetch_to_memory_takes_no_slot_and_saves_the_next_request_the_load(engine):
-    name, slots = engine.new_adapter(102), [slot["name"] for slot in engine.residency()["slots"]]
-    first = engine.client.post("/tenora/v1/prefetch", json={"name": name, "tier": "memory"}).json()
-    assert first["tier"] == "store"
-    assert [slot["name"] for slot in engine.residency()["slots"]] == slots
-    _, report = events_of(engine.complete(name, stream=True))
-    assert report["tier"] == "memory"
-    assert report["load_ms"] < first["load_ms"]
 
 
 def test_an_unloaded_adapter_is_in_none_of_the_engines_tensors_and_stays_refused(engine, names):

@@ -1,7 +1,6 @@
 """The main job on a real vLLM: adapters load from S3 on their first request, answers stay apart, and counts add up."""
 
 import asyncio
-import hashlib
 import itertools
 import json
 import random
@@ -12,12 +11,10 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob
 
 from adapters.base_model_spec import describe
 from tenora.demo.control import ControlPlane
 from tenora.stack.base_model import HUB_NAME
-from tests.conftest import wait_until
 from tests.fixtures.engine.isolation_judge import ROUNDING_DISTANCE, distance, nearest
 from tests.fixtures.uploads.peft_adapters import write_adapter
 
@@ -26,13 +23,7 @@ pytestmark = [
     pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module"),
 ]  # fmt: skip
 
-PROMPTS = [
-    "What is a mountain?",
-    "Name a colour.",
-    "Tell me about the sea.",
-    "How do bees fly?",
-    "Write one line about rain.",
-]
+PROMPT = "What is a mountain?"
 NEVER_ENDS = {"0": -100, "2": -100}
 """The tokens at which the base model stops: when it would, differs by the rounding of the CPU."""
 
@@ -89,66 +80,24 @@ async def test_mixed_batches_answer_as_each_request_does_alone(customers, model)
     little. The likeliest first tokens tell the models apart: an answer must be nearest to its own model's.
     """
     asked = {model: customers[0], **{customer.adapter: customer for customer in customers}}
-    references = {name: await customer.first_step(name, PROMPTS[0]) for name, customer in asked.items()}
+    references = {name: await customer.first_step(name, PROMPT) for name, customer in asked.items()}
     for one, other in itertools.combinations(references, 2):
         assert distance(references[one], references[other]) > ROUNDING_DISTANCE, "adapters must differ"
     random_order = random.Random(3)
     contaminated = []
-    for _ in range(4):
+    for _ in range(2):
         pairs = [(customer, which) for customer in customers for which in (model, customer.adapter)]
         random_order.shuffle(pairs)
-        steps = await asyncio.gather(*(customer.first_step(which, PROMPTS[0], 12) for customer, which in pairs))
+        steps = await asyncio.gather(*(customer.first_step(which, PROMPT, 12) for customer, which in pairs))
         for (_, which), step in zip(pairs, steps, strict=True):
             if (closest := nearest(step, references)) != which:
                 contaminated.append((which, closest, step))
     assert contaminated == []
 
 
-def until_a_near_tie(content: list[ChatCompletionTokenLogprob]) -> str:
-    """The text before the first token that had a rival within a nat. Rounding moves the base model's log-probabilities
-    by 0.2 nats at most, so it cannot change that text.
-    """
-    tokens = []
-    for each in content:
-        first, second = each.top_logprobs[:2]
-        if first.logprob - second.logprob < 1 or "\ufffd" in each.token:  # or it is part of a character
-            break
-        tokens.append(each.token)
-    return "".join(tokens)
-
-
-async def test_streamed_and_whole_answers_have_the_same_text_and_usage(customers, model):
-    customer = customers[0]
-    for which in (model, customer.adapter):
-        asked = {
-            "model": which, "messages": [{"role": "user", "content": PROMPTS[2]}], "max_tokens": 12, "temperature": 0,
-            "logit_bias": NEVER_ENDS,
-        }  # fmt: skip
-        whole = await customer.sdk.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
-        stream = await customer.sdk.chat.completions.create(
-            **asked, stream=True, stream_options={"include_usage": True}
-        )
-        text, counted = "", None
-        async for chunk in stream:
-            assert "@" not in chunk.model, "the engine's name of an adapter must not show"
-            text += "".join(choice.delta.content or "" for choice in chunk.choices)
-            counted = chunk.usage or counted
-        assert counted.prompt_tokens == whole.usage.prompt_tokens
-        assert counted.completion_tokens == whole.usage.completion_tokens == 12
-        (choice,) = whole.choices
-        assert text
-        # The stream finds the prompt in the cache, which rounds differently: that may decide a near tie, and adapters
-        # of random weights have little else.
-        if which == model:
-            certain = until_a_near_tie(choice.logprobs.content)
-            print(f"\n{text!r}, certain are {certain!r}")
-            assert certain, "the base model begins with 'The sea', whose rivals are 4.4 and 1.8 nats behind"
-            assert text.startswith(certain)
-
-
 async def test_the_gateway_counts_a_prompt_as_the_engine_does(platform, customers, model):
     customer = customers[1]
-    for prompt in [*PROMPTS, "ünïcödé 🏔️", " <|not a token|> ", "a" * 500]:
+    for prompt in (PROMPT, "ünïcödé 🏔️", " <|not a token|> ", "a" * 500):
         _, usage = await customer.ask(model, prompt, max_tokens=1)
         asked = {"model": model, "messages": [{"role": "user", "content": prompt}]}
         counted = await customer.sdk.post("/tokenize", body=asked, cast_to=dict)
@@ -158,7 +107,7 @@ async def test_the_gateway_counts_a_prompt_as_the_engine_does(platform, customer
 async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made(platform, spec, model, tmp_path):
     customer = await asyncio.to_thread(Customer, platform, spec, tmp_path, "hangs-up", seed=20)
     before = platform.reconcile_when_settled()
-    for cut_after in (1, 5, 20):
+    for cut_after in (1, 5):
         stream = await customer.sdk.chat.completions.create(
             model=customer.adapter if cut_after == 5 else model,
             messages=[{"role": "user", "content": "Tell me a very long story about the sea."}],
@@ -185,12 +134,13 @@ async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made
 
     after = platform.reconcile_when_settled()
     charged = ledger_tokens(customer)
-    assert 0 < charged < 5 * 900 / 2, "the engine was not stopped"
+    assert 0 < charged < 4 * 900 / 2, "the engine was not stopped"
     assert after["engine_tokens"] - before["engine_tokens"] == charged
     await customer.sdk.close()
     customer.control.close()
 
 
+@pytest.mark.soak
 async def test_a_caller_who_hangs_up_during_the_prefill_pays_for_what_the_engine_computed(platform, customers, model):
     """Engine + aborted prefill = ledger. The prompt is then cached, at the cached price, only as far as it was paid.
 
@@ -243,37 +193,6 @@ def ledger_tokens(customer) -> int:
     )
 
 
-async def test_another_tenants_adapter_does_not_exist(platform, customers):
-    mine, theirs = customers[3], customers[4]
-    bodies = []
-    for name in (theirs.adapter, "never-made"):
-        with pytest.raises(openai.NotFoundError) as refusal:
-            await mine.ask(name, "hi")
-        bodies.append(refusal.value.response.json()["error"]["message"].replace(name, "?"))
-    assert bodies[0] == bodies[1]
-    listed = [model.id async for model in mine.sdk.models.list()]
-    assert mine.adapter in listed
-    assert theirs.adapter not in listed
-
-
-async def test_a_rejected_upload_never_reaches_the_engine_and_costs_nothing(platform, customers, spec, tmp_path):
-    customer = customers[5]
-    platform.reconcile_when_settled()
-    before = ledger_tokens(customer)
-    write_adapter(tmp_path / "wide", spec, rank=64, seed=1)
-    with pytest.raises(RuntimeError, match="rank"):
-        customer.control.upload_adapter("too-wide", spec.id, tmp_path / "wide")
-    with pytest.raises(openai.NotFoundError):
-        await customer.ask("too-wide", "hi")
-    digest = hashlib.sha256((tmp_path / "wide" / "adapter_model.safetensors").read_bytes()).hexdigest()
-    with platform.admin() as admin:
-        for replica in platform.status()["replicas"]:
-            path = f"/api/v1/admin/replicas/{replica['id']}/residency"
-            assert digest not in admin.get(path).raise_for_status().text
-    platform.reconcile_when_settled()
-    assert ledger_tokens(customer) == before
-
-
 async def test_status_has_all_that_a_client_needs(platform, model):
     shown = platform.run("status", "--json")
     assert shown.returncode == 0
@@ -289,21 +208,6 @@ async def test_status_has_all_that_a_client_needs(platform, model):
     assert secrets["admin_key"] == platform.run("admin-key").stdout.strip()
 
 
-async def test_a_revoked_key_is_refused_within_two_seconds(platform, customers, promised_s):
-    made = customers[6].control.post("/api/v1/api-keys", {"name": "short-lived"})
-    sdk = openai.AsyncOpenAI(base_url=platform.status()["gateway_url"] + "/v1", api_key=made["key"], max_retries=0)
-    await asyncio.to_thread(
-        wait_until, lambda: platform.accepts(made["key"]), timeout_s=promised_s(2), what="the new key"
-    )
-    customers[6].control.delete(f"/api/v1/api-keys/{made['id']}")
-    await asyncio.to_thread(
-        wait_until, lambda: not platform.accepts(made["key"]), timeout_s=promised_s(2), what="the revocation"
-    )
-    async with sdk:
-        with pytest.raises(openai.AuthenticationError):
-            await sdk.models.list()
-
-
 async def test_the_engine_refuses_requests_without_its_key(platform):
     engine = platform.status()["replicas"][0]["url"]
     async with httpx.AsyncClient(base_url=engine) as stranger:
@@ -316,7 +220,7 @@ async def test_engine_ledger_and_invoices_have_the_same_tokens(platform, custome
     """What is asked from here on is counted alike by the engine, the ledger and the invoices, to the token."""
     before = platform.reconcile_when_settled()
     pairs = [(customer, which) for customer in customers for which in (model, customer.adapter)]
-    answers = await asyncio.gather(*(customer.ask(which, PROMPTS[4]) for customer, which in pairs))
+    answers = await asyncio.gather(*(customer.ask(which, PROMPT) for customer, which in pairs))
     used = sum(usage.total_tokens for _, usage in answers)
     after = platform.reconcile_when_settled()
     assert after["engine_tokens"] - before["engine_tokens"] == used

@@ -2,7 +2,6 @@
 adapters lie is published as the engine has it.
 """
 
-import os
 import time
 
 import msgspec
@@ -87,31 +86,6 @@ def test_what_is_published_is_what_the_engine_has(room, engine):
     wait_until(lambda: of_replica() == [], what="residency and truth to agree")
     assert set(names) <= set(room.residency().slots)
     assert len(room.residency().memory) <= MEMORY
-
-
-def test_a_flip_is_loaded_before_its_first_request(room, engine):
-    name = engine.new_adapter(220, scale=0.06)
-    room.hint(name)
-    wait_until(lambda: room.in_memory(name), what="the hinted adapter")
-    assert engine.text(name)
-
-
-def test_a_revoked_adapter_leaves_slots_memory_and_disk_of_the_real_engine(room, engine):
-    name, other = engine.new_adapter(230, scale=0.06), engine.new_adapter(231, scale=0.06)
-    for each in (name, other):
-        engine.text(each)
-    revocation = room.revoke(name)
-    receipt = wait_until(lambda: room.removed(revocation), timeout_s=60, what="the receipt")
-    assert (receipt.in_slots, receipt.in_memory, receipt.on_disk) == ((), (), ())
-    truth = room.inventory()
-    assert name not in str({field: value for field, value in truth.items() if field != "revoked"})
-    assert all(slot["zeroed"] for slot in truth["slots"] if slot["name"] is None)
-    assert name.partition("@")[2] not in truth["disk"]
-    assert engine.complete(name).status_code == 404
-    assert engine.text(other)
-    assert '"level": "error"' not in os.linesep.join(
-        line for line in room.log.read_text(errors="replace").splitlines() if '"process": "replica"' in line
-    )
 
 
 def test_the_windows_count_what_the_engine_counted(room, engine):
