@@ -69,7 +69,7 @@ def test_a_key_stands_for_one_object_and_one_event_however_often_the_process_is_
     assert sorted(events) == sorted(stored)
 
 
-def test_webhooks_that_wait_survive_a_restart(tmp_path, receiver):
+def test_webhooks_that_wait_and_the_clock_survive_a_restart_and_events_are_kept_for_a_month(tmp_path, receiver):
     port = free_port()
     simulator = RunningSimulator(f"http://127.0.0.1:{port}", tmp_path / "home")
     with running(simulator_program(simulator.home, port)) as process:
@@ -77,12 +77,18 @@ def test_webhooks_that_wait_survive_a_restart(tmp_path, receiver):
         simulator.control("POST", "listener", {"url": receiver.url, "secrets": [SECRET]})
         simulator.control("POST", "delivery", {"paused": True})
         api.customers.create({"name": "Ada"})
+        simulator.control("POST", "clock", {"advance_s": 1_000})
+        before = simulator.control("GET", "status")["clock"]
         process.kill()
         process.wait()
     assert receiver.received == []
     with running(simulator_program(simulator.home, port)):
         simulator.control("POST", "delivery", {})
         wait_until(lambda: receiver.received)
+        assert simulator.control("GET", "status")["clock"] >= before
+        assert len(api.events.list().data) == 1
+        simulator.control("POST", "clock", {"advance_s": 31 * 86_400})
+        assert api.events.list().data == []
     assert types_at(receiver) == ["customer.created"]
 
 
