@@ -25,7 +25,7 @@ _READS: Final[Mapping[str, tuple[str, ...]]] = {
     GATEWAY: (
         "tenora:snapshot*", "tenora:blob:*", "tenora:replicas", "tenora:replica:*", "tenora:usage:recorded",
     ),
-    REPLICA: ("tenora:snapshot*", "tenora:prefetch", "tenora:heat:*"),
+    REPLICA: ("tenora:snapshot*", "tenora:prefetch"),
     BILLING: ("tenora:snapshot*",),
 }  # fmt: skip
 _WRITES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -33,7 +33,7 @@ _WRITES: Final[Mapping[str, tuple[str, ...]]] = {
     WORKER: ("tenora:snapshot*", "tenora:blob:*", "tenora:canary:*", "tenora:revocation:*"),
     GATEWAY: (
         "tenora:quota:*", "tenora:held:*", "tenora:leased", "tenora:usage", "tenora:gateways", "tenora:gateway:*",
-        "tenora:heat:*", "tenora:prefetch",
+        "tenora:prefetch",
     ),
     REPLICA: (
         "tenora:replicas", "tenora:replica:*", "tenora:engine_usage", "tenora:cost_windows", "tenora:canary:*",

@@ -145,10 +145,3 @@ def canary_jobs(base_model: str, rank_class: int) -> str:
 def canary_running(revision_id: str) -> str:
     """CanaryRunning, from the claim of the revision's job until its result."""
     return f"tenora:canary:running:{revision_id}"
-
-
-def adapter_heat(base_model: str, rank_max: int) -> str:
-    """Sorted set: engine name by the Unix millisecond of its last use on the replicas whose largest rank this is,
-    trimmed to the newest.
-    """
-    return f"tenora:heat:{base_model}:{rank_max}"

@@ -76,4 +76,4 @@ class PrefetchHint(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: str
     base_model: str
     rank_class: int
-    reason: Literal["flip", "listing", "forecast"]
+    reason: Literal["flip", "listing"]

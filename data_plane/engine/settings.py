@@ -80,21 +80,6 @@ class AdapterTaskSettings(Fragment):
         default=600, gt=0,
         description="A prefetched adapter counts as wasted when no request uses it within this time.",
     )  # fmt: skip
-    forecast_interval_s: float = Field(
-        default=2, gt=0, le=60, description="Pause between two forecasts of which adapters are used next."
-    )
-    forecast_horizon_s: float = Field(
-        default=10,
-        gt=0,
-        le=600,
-        description="A forecast prefetches adapters whose next use is expected within this time.",
-    )
-    forecast_visit_gap_s: float = Field(
-        default=60, gt=0, description="Uses of one adapter closer together than this count as one visit."
-    )
-    forecast_adapters_max: int = Field(
-        default=10_000, ge=1, description="Adapters whose past uses the agent remembers for its forecasts."
-    )
     pins_scan_interval_s: float = Field(
         default=5, gt=0, le=60, description="Pause between two reads of the adapters that plans pin to memory."
     )

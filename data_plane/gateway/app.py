@@ -33,7 +33,6 @@ from data_plane.gateway.request.lifecycle import Lifecycle
 from data_plane.gateway.request.preparation import Preparation
 from data_plane.gateway.request.replay_charge import ReplayCharge
 from data_plane.gateway.routes import Routes
-from data_plane.gateway.scheduling.adapter_last_used import AdapterLastUsed
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.scheduling.fair_share import BacklogBounds
 from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
@@ -109,7 +108,6 @@ class _Gateway:
         replay_charge = ReplayCharge(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
         self._schemas = SchemaCompiler(redis, settings)
         self._idempotency = Idempotency(connection, replay_charge, settings)
-        self._last_used = _last_used(settings, redis, clock)
         self._slices = _slices(settings, connection, settler)
         self._quota = QuotaReader(connection, deadline_s=settings.settlement_deadline_s)
         self._heartbeat = _heartbeat(settings, redis, self._snapshot, clock, gateway_id)
@@ -122,7 +120,6 @@ class _Gateway:
             _admission(settings, self._replicas, reservations, settler, self._slices),
             settler,
             _relay(settings, self._engines, self._circuits, self._replicas, self._unary_progress),
-            self._last_used,
             self._idempotency,
             clock,
         )
@@ -160,7 +157,6 @@ class _Gateway:
                 circuits=self._circuits.run_forever(),
                 unary_progress=self._unary_progress.run_forever(),
                 access_watch=self._access_watch.run_forever(),
-                last_used=self._last_used.run_forever(),
                 idempotency=self._idempotency.run_forever(),
             )
             slices = _start(slices=self._slices.run_forever())
@@ -188,16 +184,6 @@ def _heartbeat(
         gateway_id,
         period_s=settings.heartbeat_period_ms / 1000,
         lease_s=settings.heartbeat_lease_s,
-    )
-
-
-def _last_used(settings: GatewaySettings, redis: Redis, clock: RedisClock) -> AdapterLastUsed:
-    return AdapterLastUsed(
-        redis,
-        clock,
-        flush_s=settings.last_used_flush_s,
-        names_max=settings.last_used_names_max,
-        stored_max=settings.last_used_stored_max,
     )
 
 

@@ -212,15 +212,6 @@ class GatewaySettings(
     peer_backlog_stale_ms: int = Field(
         default=1000, ge=500, description="Age after which gateways ignore another gateway's report of its tenants."
     )
-    last_used_flush_s: float = Field(
-        default=1, gt=0, le=60, description="How often the gateway writes to Redis when adapters were last used."
-    )
-    last_used_names_max: int = Field(
-        default=10_000, ge=1, description="Adapters whose last use the gateway remembers until it is written."
-    )
-    last_used_stored_max: int = Field(
-        default=10_000, ge=1, description="Adapters whose last use Redis stores for one pool of replicas, the newest."
-    )
     listing_hint_interval_s: float = Field(
         default=300, gt=0, description="How often one key's model lists send prefetch hints to replicas at most."
     )

@@ -24,7 +24,6 @@ from data_plane.engine.agent.residency_watch import ResidencyWatch
 from data_plane.engine.agent.revocations import Revocations
 from data_plane.engine.agent.snapshot_reader import SnapshotSource
 from data_plane.engine.agent.store_probe import StoreProbe
-from data_plane.engine.agent.usage_forecast import UsageHistory
 from data_plane.engine.settings import ReplicaSettings
 
 
@@ -50,7 +49,6 @@ class AdapterTasks:
         control = ControlClient(session, url, key, timeout_s=settings.engine_control_timeout_s)
         self.store = StoreProbe(control)
         pool = ReplicaPool(redis, settings.base_model, me=settings.replica_id, fresh_s=settings.heartbeat_s)
-        uses = UsageHistory(names_max=settings.forecast_adapters_max, visit_gap_s=settings.forecast_visit_gap_s)
         newest = NewestPublished(settings.engine_run_dir / f"{settings.replica_id}.newest-snapshot")
         published = SnapshotSource(redis, settings.verifier(), newest)
         self._revocations = Revocations(settings, published, control, boot_id)
@@ -67,11 +65,10 @@ class AdapterTasks:
             settings,
             control,
             residency=lambda: watch.table,
-            last_use=uses.last_use,
             is_busy=lambda: engine_state.is_busy,
             is_revoked=self._revocations.is_revoked,
         )
-        self._hints = PrefetchHints(settings, redis, pool, self._prefetcher, uses, residency=lambda: watch.table)
+        self._hints = PrefetchHints(settings, redis, pool, self._prefetcher, residency=lambda: watch.table)
         self._pins = PinnedAdapters(
             settings,
             published,
@@ -104,8 +101,7 @@ class AdapterTasks:
         tasks.start("residency", self._watch.scan, interval_s=settings.residency_scan_interval_s)
         tasks.start("revocations", self._revocations.run_once, interval_s=settings.revocation_scan_interval_s)
         tasks.start("canaries", self._canaries.run_once, interval_s=0.1)
-        tasks.start("hints", self._hints.apply_hints, interval_s=0.1)
-        tasks.start("forecast", self._hints.apply_forecast, interval_s=settings.forecast_interval_s)
+        tasks.start("hints", self._hints.run_once, interval_s=0.1)
         tasks.start("prefetch", self._prefetcher.run_once, interval_s=settings.prefetch_pause_s)
         tasks.start("engine usage", self._usage.run_once, interval_s=settings.engine_usage_interval_s)
         tasks.start("store", self.store.run_once, interval_s=settings.store_probe_interval_s)

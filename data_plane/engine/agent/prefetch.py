@@ -1,4 +1,4 @@
-"""Prefetches adapters to this replica before requests need them: from hints, from forecasts, and for pins.
+"""Prefetches adapters to this replica before requests need them: from hints, and for pins.
 
 Prefetching is best effort: it is bounded, it yields to requests, and when it fails the next request is only slower.
 """
@@ -6,7 +6,7 @@ Prefetching is best effort: it is bounded, it yields to requests, and when it fa
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
 import aiohttp
 import structlog
@@ -18,13 +18,14 @@ from data_plane.engine.settings import ReplicaSettings
 
 _log = structlog.get_logger()
 
-Reason = Literal["flip", "listing", "forecast", "pin"]
+_REMEMBERED_MAX: Final = 10_000
+Reason = Literal["flip", "listing", "pin"]
 
 
 class Prefetcher:
     """A bounded queue of engine names, of which ``run_once`` prefetches one at a time. ``residency`` returns the
-    engine's own table, ``last_use`` the time of an adapter's last use (Unix seconds, None for unknown), ``is_busy``
-    whether requests wait.
+    engine's own table, ``is_busy`` whether requests wait. Requests use adapters only in slots: an adapter counts as
+    used when it is loaded into one and while it is there.
     """
 
     def __init__(
@@ -33,21 +34,18 @@ class Prefetcher:
         control: ControlClient,
         *,
         residency: Callable[[], EngineResidency | None],
-        last_use: Callable[[str], float | None],
         is_busy: Callable[[], bool],
         is_revoked: Callable[[str], bool],
     ) -> None:
         self._settings = settings
         self._control = control
         self._residency = residency
-        self._last_use = last_use
         self._is_busy = is_busy
         self._is_revoked = is_revoked
         self._queue: OrderedDict[str, tuple[Reason, str | None]] = OrderedDict()
-        self._unused: OrderedDict[str, float] = (
-            OrderedDict()
-        )  # prefetched and not used yet: prefetch time in Unix seconds
+        self._unused: OrderedDict[str, float] = OrderedDict()  # prefetched and not used yet
         self._tried: OrderedDict[str, float] = OrderedDict()  # last attempt, on the monotonic clock
+        self._used: dict[str, float] = {}  # last use of the adapters in memory, as ``_unused`` in Unix seconds
 
     def enqueue(self, name: str, reason: Reason, *, tenant: str | None) -> None:
         """Queue a prefetch of this adapter of a tenant (None for unknown). A full queue drops its oldest entry. An
@@ -64,8 +62,9 @@ class Prefetcher:
 
     async def run_once(self) -> None:
         """Prefetch the next adapter, unless requests wait. Record the outcome of earlier prefetches."""
-        self._record_outcomes()
         table = self._residency()
+        if table is not None:
+            self._record_uses(table)
         if table is None or not self._queue or self._is_busy():
             return
         name, (reason, tenant) = self._queue.popitem(last=False)
@@ -91,31 +90,35 @@ class Prefetcher:
         metrics.PREFETCH_SECONDS.observe(time.monotonic() - began)
         if reason != "pin":  # a pinned adapter is in memory because of its plan, whether it is used or not
             self._unused[name] = time.time()
-            while len(self._unused) > self._settings.forecast_adapters_max:
+            while len(self._unused) > _REMEMBERED_MAX:
                 self._unused.popitem(last=False)
 
     def _record_attempt(self, name: str) -> None:
         self._tried[name] = time.monotonic()
         self._tried.move_to_end(name)
-        while len(self._tried) > self._settings.forecast_adapters_max:
+        while len(self._tried) > _REMEMBERED_MAX:
             self._tried.popitem(last=False)
 
     def _was_idle(self, name: str) -> bool:
-        used_at = self._last_use(name)
-        return used_at is None or time.time() - used_at >= self._settings.prefetch_evict_idle_s
+        return time.time() - self._used.get(name, 0) >= self._settings.prefetch_evict_idle_s
 
-    def _record_outcomes(self) -> None:
-        """Count which prefetched adapters were used in time."""
+    def _record_uses(self, table: EngineResidency) -> None:
+        """Note which adapters are in use, and count which prefetched ones were used in time."""
+        now = time.time()
+        for load in table.loads:
+            if load.kind == "slot":
+                self._used[load.name] = max(load.at_ms / 1000, self._used.get(load.name, 0))
+        self._used |= dict.fromkeys((name for name in table.slots if name is not None), now)
         for name, at in list(self._unused.items()):
-            used_at = self._last_use(name)
-            if used_at is not None and used_at >= at:
+            if self._used.get(name, 0) >= at:
                 outcome = "useful"
-            elif time.time() - at > self._settings.prefetch_useful_within_s:
+            elif now - at > self._settings.prefetch_useful_within_s:
                 outcome = "wasted"
             else:
                 continue
             del self._unused[name]
             metrics.PREFETCH_OUTCOMES.labels(outcome).inc()
+        self._used = {name: at for name, at in self._used.items() if name in table.in_memory}
 
 
 def has_room(table: EngineResidency, *, memory_adapters: int, was_idle: Callable[[str], bool]) -> bool:

@@ -1,10 +1,8 @@
-"""The sources of a replica's prefetches: hints of alias flips and model listings from Redis, and a forecast from the
-last uses of adapters.
+"""Hints of alias flips and model listings from Redis, by which a replica prefetches adapters.
 
 This module decides whether this replica is the one that should prefetch; ``prefetch`` does it.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -19,16 +17,12 @@ from core.contracts.routes import PrefetchHint
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.pool import ReplicaPool, in_pool_of
 from data_plane.engine.agent.prefetch import Prefetcher
-from data_plane.engine.agent.usage_forecast import UsageHistory
 from data_plane.engine.residency import EngineResidency
 from data_plane.engine.settings import ReplicaSettings
 
 _log = structlog.get_logger()
 _BLOCK_MS = 2000
 _BATCH_MAX = 100
-_OVERLAP_MS = (
-    10_000  # gateways' clocks differ, and each writes its uses once a second; recording a use twice changes nothing
-)
 _hint = msgspec.json.Decoder(PrefetchHint)
 
 
@@ -50,7 +44,7 @@ def should_prefetch(
 
 
 class PrefetchHints:
-    """Two functions to repeat: ``apply_hints`` and ``apply_forecast``."""
+    """``run_once`` is repeated."""
 
     def __init__(
         self,
@@ -58,7 +52,6 @@ class PrefetchHints:
         redis: Redis,
         pool: ReplicaPool,
         prefetcher: Prefetcher,
-        uses: UsageHistory,
         *,
         residency: Callable[[], EngineResidency | None],
     ) -> None:
@@ -66,12 +59,10 @@ class PrefetchHints:
         self._redis = redis
         self._pool = pool
         self._prefetcher = prefetcher
-        self._uses = uses
         self._residency = residency
         self._last_id: str | None = None
-        self._last_uses_read_ms = 0
 
-    async def apply_hints(self) -> None:
+    async def run_once(self) -> None:
         """Wait a moment for hints and apply them. Older ones than this agent are skipped. Raises RedisError."""
         if self._last_id is None:
             newest = cast("list[tuple[bytes, object]]", await self._redis.xrevrange(redis_keys.PREFETCH_HINTS, count=1))
@@ -86,37 +77,6 @@ class PrefetchHints:
                 continue
             if hint.base_model == self._settings.base_model:
                 await self._consider(hint)
-
-    async def apply_forecast(self) -> None:
-        """Record the uses since the last call and prefetch due adapters that are not in memory. Raises RedisError."""
-        rank_class = self._settings.engine_rank_max
-        key = redis_keys.adapter_heat(self._settings.base_model, rank_class)
-        used = await self._redis.zrangebyscore(
-            key,
-            self._last_uses_read_ms - _OVERLAP_MS,
-            "+inf",
-            withscores=True,
-            start=0,
-            num=self._settings.forecast_adapters_max,
-        )
-        for name, at_ms in cast("list[tuple[bytes, float]]", used):
-            self._uses.record(name.decode(), at_ms / 1000)
-            self._last_uses_read_ms = max(self._last_uses_read_ms, int(at_ms))
-        table = self._residency()
-        if table is None:
-            return
-        limit = self._settings.prefetch_queue_max
-        for due in self._uses.due(time.time(), horizon_s=self._settings.forecast_horizon_s)[:limit]:
-            if due.name not in table.in_memory and due.name not in table.slots:
-                await self._consider(
-                    PrefetchHint(
-                        engine_name=due.name,
-                        tenant_id="",
-                        base_model=self._settings.base_model,
-                        rank_class=rank_class,
-                        reason="forecast",
-                    )
-                )
 
     async def _consider(self, hint: PrefetchHint) -> None:
         table = self._residency()

@@ -21,7 +21,6 @@ from data_plane.gateway.quota.allowance import Allowance, PlatformLimits, allowa
 from data_plane.gateway.request.active_request import ActiveRequest
 from data_plane.gateway.request.idempotency import Idempotency
 from data_plane.gateway.request.preparation import Preparation, require_output_allowed
-from data_plane.gateway.scheduling.adapter_last_used import AdapterLastUsed
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Settler
 from data_plane.gateway.state.redis_clock import RedisClock
@@ -41,13 +40,11 @@ class Lifecycle:
         admission: Admission,
         settler: Settler,
         relay: Relay,
-        last_used: AdapterLastUsed,
         idempotency: Idempotency,
         clock: RedisClock,
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._last_used = last_used
         self._idempotency = idempotency
         self._preparation = preparation
         self._admission = admission
@@ -77,8 +74,6 @@ class Lifecycle:
             self._settings, self._clock, self._admission, self._relay, self._settler, client, request, placement
         ) as active:
             result = await active.run(self._engine_body(request, placement))
-        if request.adapter:
-            self._last_used.record(request.base_model, active.replica.rank_max, request.adapter)
         metrics.REQUEST_SECONDS.observe(time.monotonic() - request.arrived_at)
         await self._end_response(client, request, result, active.headers)
 

@@ -1,6 +1,4 @@
-"""Adapters that a replica prefetches: because of hints, forecasts and pins; and what prevents a prefetch."""
-
-import time
+"""Adapters that a replica prefetches: because of hints and pins; and what prevents a prefetch."""
 
 import msgspec
 import pytest
@@ -21,7 +19,7 @@ def module_harness(redis_server, tmp_path_factory):
     with running_agent(
         redis_server, tmp_path_factory.mktemp("agent"), engine={"slots": 2, "memory-adapters": MEMORY},
         engine_slots=2, engine_memory_adapters=MEMORY, prefetch_evict_idle_s=IDLE_S, prefetch_retry_after_s=0.5,
-        prefetch_useful_within_s=3, forecast_visit_gap_s=0.5, forecast_horizon_s=1.5,
+        prefetch_useful_within_s=3,
     ) as harness:  # fmt: skip
         yield harness
 
@@ -43,12 +41,6 @@ def outcomes(harness, outcome: str) -> float:
     return harness.agent.metric("tenora_replica_prefetch_outcomes_total", f'{{outcome="{outcome}"}}')
 
 
-def used(harness, name: str, at_s: float | None = None) -> None:
-    """Record a use, as a gateway does."""
-    at_ms = int(1000 * (time.time() if at_s is None else at_s))
-    harness.client.zadd(redis_keys.adapter_heat("tiny-chat", 16), {name: at_ms})
-
-
 @pytest.fixture
 def another(harness):
     """A second replica of the pool, which gets its share of the hints."""
@@ -68,7 +60,7 @@ def test_a_hinted_adapter_is_in_memory_before_its_first_request_and_counts_as_us
     wait_until(lambda: harness.in_memory(name), what="the hinted adapter")
     assert harness.agent.metric("tenora_replica_prefetches_total", '{reason="flip",tier="store"}') >= 1
     assert not any(line.get("model") == name for line in harness.engine.lines())  # no request asked for it
-    used(harness, name)
+    harness.ask(name)
     wait_until(lambda: outcomes(harness, "useful") == before + 1, what="the outcome")
     wasted = outcomes(harness, "wasted")
     harness.hint(engine_name(), reason="listing")
@@ -82,11 +74,11 @@ def test_only_the_agreed_replica_prefetches_unless_this_one_has_another_revision
     ours = engine_name()
     while winner(ours, [REPLICA, "rep_two"]) != REPLICA:
         ours = engine_name()
-    elsewhere = skipped(harness, "elsewhere")  # forecasts of what other tests have used may add to it
+    elsewhere = skipped(harness, "elsewhere")
     harness.hint(theirs)
     harness.hint(ours)
     wait_until(lambda: harness.in_memory(ours), what="the hint after it")
-    assert skipped(harness, "elsewhere") > elsewhere
+    assert skipped(harness, "elsewhere") == elsewhere + 1
     assert not harness.in_memory(theirs)
     harness.ask(engine_name(adapter))
     flipped = engine_name(adapter)
@@ -113,32 +105,10 @@ def test_a_prefetch_beside_a_memory_full_of_used_adapters_goes_only_to_the_disk(
     for name in names:
         harness.ask(name)
     hinted = engine_name()
-
-    def on_disk() -> bool:
-        for name in names:
-            used(harness, name)  # and kept in use
-        return hinted.partition("@")[2] in harness.inventory()["disk"]
-
-    assert not on_disk()
-    wait_for_commands(harness.client, f"ZRANGEBYSCORE {redis_keys.adapter_heat('tiny-chat', 16)}")
     harness.hint(hinted)
-    wait_until(on_disk, what="the adapter on the disk")
+    wait_until(lambda: hinted.partition("@")[2] in harness.inventory()["disk"], what="the adapter on the disk")
     assert not harness.in_memory(hinted)
     assert all(harness.in_memory(name) for name in names)
-
-
-@pytest.mark.soak
-def test_a_periodically_used_adapter_is_prefetched_in_time(harness):
-    name = engine_name()
-    forecasts = harness.agent.metric("tenora_replica_prefetches_total", '{reason="forecast",tier="store"}')
-    next_at = time.time()
-    for _ in range(4):  # three gaps show a rhythm
-        time.sleep(max(0.0, next_at - time.time()))
-        used(harness, name, next_at)
-        next_at += 3
-    assert not harness.in_memory(name)  # too early
-    wait_until(lambda: harness.in_memory(name), timeout_s=next_at - time.time() + 0.3, what="the forecast adapter")
-    assert harness.agent.metric("tenora_replica_prefetches_total", '{reason="forecast",tier="store"}') == forecasts + 1
 
 
 def test_pins_are_loaded_kept_and_bounded_by_half_of_memory(harness):

@@ -77,13 +77,12 @@ def test_the_heartbeat_survives_the_failure_of_every_background_task(client, red
         wait_until(lambda: (status := harness.status()) and status.state == "ready", what="a ready replica")
         for key in (
             redis_keys.canary_jobs("tiny-chat", 16), redis_keys.PREFETCH_HINTS,
-            redis_keys.adapter_heat("tiny-chat", 16),
             redis_keys.snapshot("pins"), redis_keys.snapshot("revocations"),
         ):  # fmt: skip
             client.delete(key)
             client.set(key, "of the wrong type, so that each read fails")
         publisher.tenant()  # publishes something, so that everything is read again
-        for task in ("canaries", "hints", "forecast", "pins", "revocations"):
+        for task in ("canaries", "hints", "pins", "revocations"):
             wait_until(lambda task=task: harness.agent.metric(FAILURES, f'{{task="{task}"}}') >= 2, what=task)
         beats = {harness.status().heartbeat_ms}
         wait_until(lambda: beats.add(harness.status().heartbeat_ms) or len(beats) >= 4, timeout_s=5, what="heartbeats")

@@ -1,6 +1,4 @@
-"""What the gateway publishes to replicas about adapter use: hints after a listing, and last uses after a request."""
-
-import time
+"""Hints that the gateway sends to replicas after a listing."""
 
 import msgspec
 import pytest
@@ -9,14 +7,11 @@ from core import redis_keys
 from core.contracts.routes import PrefetchHint
 from tests.conftest import wait_until
 from tests.fixtures.gateway.published import newest_name
-from tests.integration.data_plane.conftest import chat
 
 
 @pytest.fixture(scope="module")
 def gateway_settings() -> dict[str, object]:
     return {
-        "last_used_flush_s": 0.1,
-        "last_used_stored_max": 3,
         "listing_hint_interval_s": 1.5,
         "listing_hint_adapters_max": 2,
     }
@@ -52,21 +47,3 @@ def test_the_first_listing_by_a_key_hints_at_the_newest_of_its_tenants_adapters(
     wait_until(lambda: of(other), what="the hint of a listing after it")
     assert len(of(tenant)) == 2, "no second hint so soon"
     wait_until(lambda: client.models.list() and len(of(tenant)) == 4, what="hints of a later listing")
-
-
-def test_the_last_uses_of_adapters_reach_the_replicas_and_are_trimmed(stack, tenant):
-    """Under the pool that served them, for any class of the revision."""
-    routes = [stack.publisher.adapter(tenant.id, f"bot-{number}", rank_class=8) for number in range(4)]
-    client = tenant.sdk()
-    wait_until(lambda: len(client.models.list().data) == 5, what="four adapters to be listed")
-    began_ms = time.time_ns() // 1_000_000
-    chat(client, model="tiny-chat", max_tokens=1)  # a base model has no last use
-    for route in routes:
-        chat(client, model=route.name, max_tokens=1)
-        name = newest_name(route)
-        wait_until(
-            lambda name=name: stack.client.zscore(redis_keys.adapter_heat("tiny-chat", 16), name), what="a last use"
-        )
-    used = dict(stack.client.zrange(redis_keys.adapter_heat("tiny-chat", 16), 0, -1, withscores=True))
-    assert set(used) == {newest_name(route).encode() for route in routes[1:]}
-    assert all(began_ms <= at_ms <= time.time_ns() // 1_000_000 for at_ms in used.values())
