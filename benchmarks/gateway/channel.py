@@ -20,7 +20,7 @@ class Exchange:
     """One request and its answer; times are monotonic seconds.
 
     ``events_at`` has a time for every event; events that arrive together have the same time. ``error`` is empty when
-    the answer is complete. The body is cleared after it has been checked.
+    the answer is complete. After the check only the first of ``events_at`` is left, and no body.
     """
 
     due: float
@@ -32,9 +32,10 @@ class Exchange:
 
 
 class Channel(asyncio.Protocol):
-    """A keep-alive connection. Calls ``on_end`` with every exchange that has ended, complete or not."""
+    """A keep-alive connection to a port. Calls ``on_end`` with every exchange that has ended, complete or not."""
 
-    def __init__(self, on_end: "Callable[[Channel, Exchange], None]") -> None:
+    def __init__(self, port: int, on_end: "Callable[[Channel, Exchange], None]") -> None:
+        self.port = port
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None

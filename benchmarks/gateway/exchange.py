@@ -24,6 +24,13 @@ _LAST: Final = "." * (_CONTENT_BYTES - _LARGE_BYTES - len("".join(_SMALL).encode
 PIECES: Final = (*_SMALL[:13], _LARGE, *_SMALL[13:], _LAST)
 """The answer's content, event by event."""
 TEXT: Final = "".join(PIECES)
+
+
+def tick_pieces(ticks: int) -> tuple[str, ...]:
+    """The content of a stream of so many equal pieces."""
+    return (" tick",) * ticks
+
+
 _SYSTEM: Final = "You answer the customers of an outdoor shop briefly and kindly. " * 4
 _QUESTION: Final = "My parcel has not come yet; where are my boots, size 43? Größe und Farbe: 緑. Order: "
 _NUMBER_CHARS: Final = 8

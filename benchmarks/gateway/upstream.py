@@ -12,7 +12,7 @@ from typing import Final, cast
 import click
 import uvloop
 
-from benchmarks.gateway.exchange import DONE, MODEL, PIECES, Script, head, understood
+from benchmarks.gateway.exchange import DONE, MODEL, PIECES, Script, head, tick_pieces, understood
 from benchmarks.kernel_timer import KernelTimer
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -171,7 +171,7 @@ async def serve(port: int, script: Script) -> None:
 @click.option("--ticks", type=int, help="Answer with this many equal pieces instead of the default answer.")
 def main(port: int, prompt_tokens: int, ticks: int | None) -> None:
     """Serve on a loopback port."""
-    pieces = PIECES if ticks is None else (" tick",) * ticks
+    pieces = PIECES if ticks is None else tick_pieces(ticks)
     uvloop.run(serve(port, Script(prompt_tokens, pieces)))
 
 

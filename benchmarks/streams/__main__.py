@@ -94,14 +94,14 @@ def measure(plan: Plan, work: Path) -> dict[str, Any]:
             if len(samples) % 10 == 0:
                 rss = ", ".join(f"{each.rss_bytes >> 20} MiB" for each in samples[-1].gateways)
                 click.echo(f"{progress}  {rss}", err=True)
-        last = samples[-1].progress
-        wait_until(lambda: stored.usage_events() >= last["ended"], what="every stream to settle")
+        report = samples.pop().progress
+        wait_until(lambda: stored.usage_events() >= report["served"], what="every stream to settle")
         settled = stored.usage_events()
-    return {"plan": asdict(plan), "settled": settled, **findings(plan, baseline, samples)}
+    return {"plan": asdict(plan), "settled": settled, **findings(plan, baseline, samples, report)}
 
 
-def findings(plan: Plan, baseline: list[Usage], samples: list[Sample]) -> dict[str, Any]:
-    """Summarize the samples taken while all streams are open. Pure."""
+def findings(plan: Plan, baseline: list[Usage], samples: list[Sample], report: dict[str, Any]) -> dict[str, Any]:
+    """Summarize the samples taken while all streams are open, and the generator's last report. Pure."""
     steady = [each for each in samples if plan.ramp_s + 1 < each.progress["at_s"] <= plan.ramp_s + plan.duration_s]
     if not steady:
         raise click.ClickException("the run was too short for one second with all streams open")
@@ -113,10 +113,10 @@ def findings(plan: Plan, baseline: list[Usage], samples: list[Sample]) -> dict[s
     took = max(1e-9, at_s[-1] - at_s[0])
     return {
         "running_least": min(sample.progress["running"] for sample in steady),
-        "ended": samples[-1].progress["ended"],
-        "errors": samples[-1].progress["errors"],
-        "error_example": samples[-1].progress["error_example"],
-        "gap_ms_p50_p99_max": samples[-1].progress["gap_ms"],
+        "ended": report["served"],
+        "errors": report["errors"],
+        "error_examples": report["error_examples"],
+        "gap_ms_p50_p99_max": report["gap_ms"],
         "kib_per_stream": [
             round((statistics.median(kib[number]) - baseline[number].rss_bytes / 1024) / each_has, 1)
             for number in numbers
@@ -144,11 +144,11 @@ def _pace(upstream: Contender, gap_ms: int) -> None:
 def _generated(
     plan: Plan, ports: list[int], key: str, *, streams: int, ramp_s: float, seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """Run the generator; yields its progress report once a second."""
+    """Run the generator; yields its progress once a second, and its report at the end."""
     command = [
-        sys.executable, "-m", "benchmarks.streams.client", "--key", key,
-        "--prompt-tokens", str(contenders.prompt_tokens()), "--streams", str(streams), "--ticks", str(plan.ticks),
-        "--ramp-s", str(ramp_s), "--seconds", str(seconds),
+        sys.executable, "-m", "benchmarks.gateway.client", "stream", "--progress", "--key", key,
+        "--prompt-tokens", str(contenders.prompt_tokens()), "--concurrency", str(streams), "--ticks", str(plan.ticks),
+        "--warm-s", "0", "--ramp-s", str(ramp_s), "--seconds", str(seconds),
         *(part for port in ports for part in ("--port", str(port))),
     ]  # fmt: skip
     with subprocess.Popen(  # noqa: S603 - our own module

@@ -108,7 +108,8 @@ def test_ratios_are_taken_within_rounds_and_missing_measurements_are_named():
 def test_memory_per_stream_is_the_growth_above_the_baseline():
     plan = Plan(streams=200, gateways=2, ticks=5, ramp_s=2, duration_s=60)
     baseline = [Usage(cpu_s=1, rss_bytes=100 << 20, files=20)] * 2
-    progress = {"running": 200, "ended": 50, "errors": 0, "error_example": "", "gap_ms": [1000, 1003, 1010]}
+    progress = {"running": 200, "ended": 50, "errors": 0}
+    report = {"served": 50, "errors": 0, "error_examples": [], "gap_ms": [1000, 1003, 1010]}
     samples = [
         Sample(
             progress={**progress, "at_s": float(second)},
@@ -119,7 +120,7 @@ def test_memory_per_stream_is_the_growth_above_the_baseline():
         )
         for second in range(1, 60)
     ]
-    found = findings(plan, baseline, samples)
+    found = findings(plan, baseline, samples, report)
     assert found["kib_per_stream"][0] == 30
     assert found["kib_per_minute"] == pytest.approx([0, 60], abs=0.1)
     assert found["cores"] == pytest.approx([0.25, 0])
