@@ -242,8 +242,5 @@ def _with_client(access: _Access, work: "Callable[[ControlPlaneClient], None]") 
         raise click.ClickException(
             "no API key; set TENORA_API_KEY to one with the scopes adapters:read and adapters:write"
         )
-    client = ControlPlaneClient(control_url or url_of_this_machine(), key)
-    try:
+    with ControlPlaneClient(control_url or url_of_this_machine(), key) as client:
         work(client)
-    finally:
-        client.close()

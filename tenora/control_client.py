@@ -1,13 +1,15 @@
-"""Calls of a control plane with one tenant's key, retried where that is safe, for the commands of `tenora`."""
+"""Calls of a control plane with one API key, for the commands and the demo of `tenora`."""
 
 import time
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any, Final, Self
 
 import click
 import httpx
 
 _ATTEMPTS_MAX: Final = 5
 _RETRY_AFTER_MAX_S: Final = 10
+_PAGE: Final = "100"
 
 
 class ControlPlaneError(click.ClickException):
@@ -24,6 +26,12 @@ class ControlPlaneClient:
     def __init__(self, url: str, key: str) -> None:
         self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -35,12 +43,13 @@ class ControlPlaneClient:
         body: Any = None,  # JSON
         *,
         headers: dict[str, str] | None = None,
+        params: dict[str, str] | None = None,
         refuse: bool = True,
     ) -> httpx.Response:
         """The answer. Raises ``ControlPlaneError`` when there is none and, unless ``refuse`` is False, for an error."""
         for attempt in range(1, _ATTEMPTS_MAX + 1):
             try:
-                answer = self._http.request(method, path, json=body, headers=headers)
+                answer = self._http.request(method, path, json=body, headers=headers, params=params)
             except httpx.HTTPError as error:
                 if attempt == _ATTEMPTS_MAX:
                     raise ControlPlaneError(f"{self._http.base_url} does not answer: {error}") from error
@@ -54,16 +63,19 @@ class ControlPlaneClient:
             raise refusal(answer)
         return answer
 
-    def pages(self, path: str) -> list[dict[str, Any]]:
-        """All items of a list."""
-        found: list[dict[str, Any]] = []
-        cursor: str | None = None
+    def pages(self, path: str) -> Iterator[dict[str, Any]]:
+        """All pages of a list."""
+        params = {"limit": _PAGE}
         while True:
-            page = self.call("GET", path + (f"?cursor={cursor}" if cursor else "")).json()
-            found += page["data"]
-            cursor = page["next_cursor"]
-            if cursor is None:
-                return found
+            page: dict[str, Any] = self.call("GET", path, params=params).json()
+            yield page
+            if page["next_cursor"] is None:
+                return
+            params["cursor"] = page["next_cursor"]
+
+    def items(self, path: str) -> list[dict[str, Any]]:
+        """All items of a list."""
+        return [item for page in self.pages(path) for item in page["data"]]
 
 
 def refusal(answer: httpx.Response) -> ControlPlaneError:

@@ -12,7 +12,7 @@ _COLUMNS: Final = ("name", "base_model", "newest_ready", "serves")
 
 def list_adapters(client: ControlPlaneClient) -> None:
     """Print one line an adapter, newest first."""
-    found = client.pages("/api/v1/adapters")
+    found = client.items("/api/v1/adapters")
     show({"data": found}, lambda: _print_list(found, Console()))
 
 
@@ -31,7 +31,7 @@ def show_adapter(client: ControlPlaneClient, name: str) -> None:
     """Print an adapter with its aliases and revisions, and why each was rejected."""
     adapter = client.call("GET", f"/api/v1/adapters/{name}").json()
     adapter["aliases"] = client.call("GET", f"/api/v1/adapters/{name}/aliases").json()["data"]
-    adapter["revisions"] = client.pages(f"/api/v1/adapters/{name}/revisions")
+    adapter["revisions"] = client.items(f"/api/v1/adapters/{name}/revisions")
     show(adapter, lambda: _print_adapter(adapter, Console()))
 
 

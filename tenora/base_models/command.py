@@ -5,7 +5,6 @@ As in ``tenora.cli``, a command imports what it needs when it runs.
 
 import re
 import shlex
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +34,7 @@ def list_base_models(access: tuple[str | None, str | None]) -> None:
     """List the registered base models."""
 
     def read(client: Any) -> None:  # a ControlPlaneClient, imported late
-        found = client.pages("/api/v1/admin/base-models")
+        found = client.items("/api/v1/admin/base-models")
         lines = [f"{each['id']}  {each['hub_name']}  context {each['context_tokens']}" for each in found]
         show({"data": found}, lambda: click.echo("\n".join(lines)))
 
@@ -64,6 +63,7 @@ def add_base_model(
 
     from data_plane.engine.settings import ReplicaSettings
     from tenora.base_models.checkpoint import read_checkpoint
+    from tenora.stack.program import free_port
 
     defaults = ReplicaSettings.model_fields
     context = context_tokens or int(defaults["engine_context_tokens"].default)
@@ -86,7 +86,7 @@ def add_base_model(
             "TENORA_MODEL_PATH": str(folder.absolute()),
             "TENORA_ENGINE_CONTEXT_TOKENS": str(served.context_tokens),
             "TENORA_ENGINE_RANK_MAX": str(rank),
-            "TENORA_ENGINE_PORT": str(_free_port()),
+            "TENORA_ENGINE_PORT": str(free_port()),
         }
         facts = f"registered {model_id} ({made['hub_name']}): context {served.context_tokens}, rank up to {rank}"
         following = _next_step(own)
@@ -113,16 +113,9 @@ def _next_step(own: dict[str, str]) -> str:
     return f"in another terminal:\n\n(set -a; . {shlex.quote(str(file))}; exec {start})"
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 def _with_client(access: tuple[str | None, str | None], work: Callable[[Any], None]) -> None:
     """Run ``work`` with a client of the named or of this machine's control plane; a refusal is shown as its message."""
-    from tenora.control_client import ControlPlaneClient, ControlPlaneError
+    from tenora.control_client import ControlPlaneClient
     from tenora.settings import StackSettings
     from tenora.stack import daemon
     from tenora.stack.status import running_stack
@@ -138,10 +131,5 @@ def _with_client(access: tuple[str | None, str | None], work: Callable[[Any], No
         control_url, key = stack.addresses.control_url, key or stack.admin_key_file.read_text().strip()
     if not key:
         raise click.ClickException("no admin key; set TENORA_ADMIN_KEY")
-    client = ControlPlaneClient(control_url, key)
-    try:
+    with ControlPlaneClient(control_url, key) as client:
         work(client)
-    except ControlPlaneError as error:
-        raise click.ClickException(str(error)) from error
-    finally:
-        client.close()

@@ -48,11 +48,12 @@ async def check_isolation(callers: Callers, one: Tenant, other: Tenant, answers:
             )
         listed = {adapter["name"] for adapter in mine.control.get("/api/v1/adapters")["data"]}
         isolation.expect(what not in listed, f"{who} lists {what}")
-        status, body = mine.control.status_and_body(f"/api/v1/adapters/{what}")
-        _, absent_body = mine.control.status_and_body(f"/api/v1/adapters/{_ABSENT}")
-        isolation.expect(status == 404, f"{who} reading {what} gets {status}")
+        read, read_absent = (
+            mine.control.call("GET", f"/api/v1/adapters/{name}", refuse=False) for name in (what, _ABSENT)
+        )
+        isolation.expect(read.status_code == 404, f"{who} reading {what} gets {read.status_code}")
         problem = f"{who} can distinguish {what} from an absent adapter in the control plane"
-        isolation.expect(_same(body, absent_body, what), problem)
+        isolation.expect(_same(read.json(), read_absent.json(), what), problem)
     for answer in answers:
         if answer.call.tag != "voice":
             isolation.expect(SIGN_OFF not in answer.text, f"{answer.call.model} answered in another tenant's voice")

@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 from tenora.demo.control import ControlPlane
 
 _FOLDER: Final = "invoices"
-_PAGE: Final = "1000"
 
 
 class SavedDocuments(NamedTuple):
@@ -26,37 +25,20 @@ def save_invoice_documents(control: ControlPlane, invoice_id: str, home: Path) -
     path = f"/api/v1/invoices/{invoice_id}"
     invoice = control.get(f"{path}/explain", limit="1")["invoice"]
     lines, request_ids = [], set()
-    for explained in _pages(control, f"{path}/explain"):
-        requests = []
-        if explained["requests_url"] is not None:
-            requests = list(_requests(control, explained))
+    for explained in control.items(f"{path}/explain"):
+        requests = list(_requests(control, explained)) if explained["requests_url"] is not None else []
         request_ids |= {each["request_id"] for each in requests}
         lines.append(explained | {"requests": requests})
     folder = home / _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     pdf, explanation = folder / f"{invoice['number']}.pdf", folder / f"{invoice['number']}.explain.json"
-    pdf.write_bytes(control.content(f"{path}.pdf"))
+    pdf.write_bytes(control.call("GET", f"{path}.pdf").content)
     explanation.write_text(json.dumps({"invoice": invoice, "lines": lines}, indent=1) + "\n")
     return SavedDocuments(pdf, explanation, len(request_ids))
 
 
 def _requests(control: ControlPlane, explained: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    cursor: str | None = None
-    while True:
-        page = control.get(explained["requests_url"], limit=_PAGE, **({"cursor": cursor} if cursor else {}))
+    for page in control.pages(explained["requests_url"]):
         if not page["matches"] or not all(each["rerated_equal"] for each in page["data"]):
             raise RuntimeError(f"line {explained['line']['id']} is not the sum of its requests: {page['found_nanos']}")
         yield from page["data"]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            return
-
-
-def _pages(control: ControlPlane, path: str) -> Iterator[dict[str, Any]]:
-    cursor: str | None = None
-    while True:
-        page = control.get(path, limit=_PAGE, **({"cursor": cursor} if cursor else {}))
-        yield from page["data"]
-        cursor = page["next_cursor"]
-        if cursor is None:
-            return

@@ -1,13 +1,13 @@
 """Registers this machine's base model with the control plane through the REST API, as an admin would."""
 
-from typing import Any, Final
+from typing import Final
 
-import httpx
 import msgspec
 from pydantic import SecretStr
 
 from adapters.base_model_spec import describe
 from data_plane.engine.settings import ReplicaSettings
+from tenora.control_client import ControlPlaneClient
 from tenora.settings import StackSettings
 from tenora.stack.base_model import HUB_NAME, MODEL_ID
 from tenora.stack.secrets_file import load_secrets
@@ -19,7 +19,7 @@ _COPIES: Final = ("unsloth/SmolLM2-135M-Instruct", "unsloth/SmolLM2-135M-Instruc
 
 def register(settings: StackSettings) -> None:
     """POST the base model's description, and names of its copies unless an admin has set names. Idempotent. Raises
-    RuntimeError on any refusal.
+    ControlPlaneError on any refusal.
     """
     stack = running_stack(settings)
     serves = ReplicaSettings(
@@ -32,21 +32,8 @@ def register(settings: StackSettings) -> None:
         rank_max=serves.engine_rank_max,
         rank_classes=(serves.engine_rank_max,),
     )
-    headers = {
-        "Authorization": f"Bearer {stack.admin_key_file.read_text().strip()}",
-        "Content-Type": "application/json",
-    }
-    path = f"{stack.addresses.control_url}/api/v1/admin/base-models"
-    registered = _accepted(httpx.post(path, content=msgspec.json.encode(served), headers=headers, timeout=60))
-    if not registered["names"]:
-        names = {"names": _COPIES}
-        _accepted(
-            httpx.put(f"{path}/{MODEL_ID}/names", content=msgspec.json.encode(names), headers=headers, timeout=60)
-        )
-
-
-def _accepted(response: httpx.Response) -> dict[str, Any]:
-    if response.is_error:
-        raise RuntimeError(f"the control plane refused the base model: {response.status_code} {response.text}")
-    found: dict[str, Any] = response.json()
-    return found
+    path = "/api/v1/admin/base-models"
+    with ControlPlaneClient(stack.addresses.control_url, stack.admin_key_file.read_text().strip()) as client:
+        registered = client.call("POST", path, msgspec.to_builtins(served)).json()
+        if not registered["names"]:
+            client.call("PUT", f"{path}/{MODEL_ID}/names", {"names": _COPIES})

@@ -73,13 +73,9 @@ def read_folder(path: Path) -> Folder:
 class Uploader:
     """One tenant's uploads through one control plane."""
 
-    def __init__(self, url: str, key: str, progress: UploadProgress) -> None:
-        self._client = ControlPlaneClient(url, key)
+    def __init__(self, client: ControlPlaneClient, progress: UploadProgress) -> None:
+        self._client = client
         self._progress = progress
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
 
     def ensure_adapter(self, name: str, *, wanted: str | None, named: str | None) -> bool:
         """Create the adapter unless the tenant has one of this name: for the base model ``wanted`` by the user, else
@@ -113,7 +109,7 @@ class Uploader:
 
     def _is_for(self, base_model: str, wanted: str) -> bool:
         known = {base_model}
-        for each in self._client.pages("/api/v1/base-models"):
+        for each in self._client.items("/api/v1/base-models"):
             if each["id"] == base_model:
                 known |= {each["hub_name"], *each["names"]}
         return wanted.casefold() in {each.casefold() for each in known}

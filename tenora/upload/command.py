@@ -10,6 +10,7 @@ from rich.spinner import Spinner
 
 from core.contracts.routes import PROD
 from tenora.command_line import show
+from tenora.control_client import ControlPlaneClient
 from tenora.upload.client import Uploader, UploadProgress, read_folder
 
 
@@ -30,18 +31,15 @@ def run_upload(
     found = read_folder(folder)
     if found.left_out:
         _print(console, f"not uploaded (not part of an adapter): {', '.join(found.left_out)}")
-    with _Display(console) as display:
-        uploader = Uploader(url, key, display.progress())
-        try:
-            created = uploader.ensure_adapter(adapter, wanted=base_model, named=found.base_model)
-            revision = uploader.upload(found, adapter, timeout_s=timeout_s, created=created)
-            is_ready: bool = revision["status"] == "ready"
-            if promote and is_ready and not uploader.promote(adapter, revision["id"]):
-                _print(console, "some gateways have not confirmed the move yet; they follow within seconds")
-            serves = uploader.serves(adapter)
-            aliases = uploader.aliases(adapter)
-        finally:
-            uploader.close()
+    with _Display(console) as display, ControlPlaneClient(url, key) as client:
+        uploader = Uploader(client, display.progress())
+        created = uploader.ensure_adapter(adapter, wanted=base_model, named=found.base_model)
+        revision = uploader.upload(found, adapter, timeout_s=timeout_s, created=created)
+        is_ready: bool = revision["status"] == "ready"
+        if promote and is_ready and not uploader.promote(adapter, revision["id"]):
+            _print(console, "some gateways have not confirmed the move yet; they follow within seconds")
+        serves = uploader.serves(adapter)
+        aliases = uploader.aliases(adapter)
     answer = {"adapter": adapter, "revision": revision, "serves": serves, "aliases": aliases}
     show(answer, lambda: _show(revision, adapter, serves, aliases, console))
     return is_ready

@@ -9,6 +9,7 @@ from adapters.object_store.multipart import MIB
 from adapters.settings import PART_BYTES_MIN
 from core.settings import RedisSettings
 from tenora.cli import main
+from tenora.control_client import ControlPlaneClient
 from tenora.upload.client import Uploader, UploadProgress, read_folder
 from tenora.upload.transport import parts_of, send
 from tests.conftest import running_valkey
@@ -135,14 +136,14 @@ def test_adapters_are_listed_with_whole_ids_on_a_narrow_terminal(judging, judged
 
 def test_only_what_is_missing_is_sent_again(api, tenant, folder):
     sizes, sent = [], []
-    uploader = Uploader(api.url, tenant.key, UploadProgress(sending=sizes.append, sent=sent.append))
-    uploader.ensure_adapter("bot", wanted=None, named=BASE.id)
-    found = read_folder(folder)
-    parts = parts_of(folder, uploader._announce(found, "bot")["uploads"])
-    send(parts[:2], lambda _: None)
-    revision = tenant.http.get("/api/v1/adapters/bot/revisions").json()["data"][0]
-    uploader._send(found, f"/api/v1/adapters/bot/revisions/{revision['id']}")
-    uploader.close()
+    with ControlPlaneClient(api.url, tenant.key) as client:
+        uploader = Uploader(client, UploadProgress(sending=sizes.append, sent=sent.append))
+        uploader.ensure_adapter("bot", wanted=None, named=BASE.id)
+        found = read_folder(folder)
+        parts = parts_of(folder, uploader._announce(found, "bot")["uploads"])
+        send(parts[:2], lambda _: None)
+        revision = tenant.http.get("/api/v1/adapters/bot/revisions").json()["data"][0]
+        uploader._send(found, f"/api/v1/adapters/bot/revisions/{revision['id']}")
     assert sizes == [sum(part.size_bytes for part in parts[2:])] == [sum(sent)]
 
 
