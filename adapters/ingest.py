@@ -13,6 +13,7 @@ import structlog
 
 from adapters import metrics
 from adapters.base_model_spec import BaseModelSpec
+from adapters.manifest import AdapterFile
 from adapters.object_store.revision_store import RevisionStore
 from adapters.object_store.s3 import ObjectDamaged, ObjectMissing
 from adapters.object_store.upload_store import upload_key
@@ -29,19 +30,11 @@ _log = structlog.get_logger()
 _UNTRUSTED: Final = "the files could not be normalized; save the adapter with a current PEFT and upload it again"
 
 
-class DeclaredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file as the tenant declared it before the upload."""
-
-    path: str
-    size_bytes: int
-    sha256: str
-
-
 def ingest(
     store: RevisionStore,
     *,
     revision_id: str,
-    files: Sequence[DeclaredFile],
+    files: Sequence[AdapterFile],
     base: BaseModelSpec,
     known_bases: Mapping[str, str],
     limits: UploadLimits,
@@ -66,7 +59,7 @@ def ingest(
 def _ingest(
     store: RevisionStore,
     revision_id: str,
-    files: Sequence[DeclaredFile],
+    files: Sequence[AdapterFile],
     request: ValidationRequest,
     settings: UploadSettings,
 ) -> ValidationReport:
@@ -93,7 +86,7 @@ def _ingest(
         return msgspec.structs.replace(verdict, notes=(*declared.notes, *verdict.notes))
 
 
-def check_declared(files: Sequence[DeclaredFile], limits: UploadLimits) -> ValidationReport:
+def check_declared(files: Sequence[AdapterFile], limits: UploadLimits) -> ValidationReport:
     """Check the declaration alone: names and total size. The API calls this before it issues upload URLs."""
     report = ReportBuilder()
     check_names([file.path for file in files], report)
@@ -108,7 +101,7 @@ def check_declared(files: Sequence[DeclaredFile], limits: UploadLimits) -> Valid
     return report.build()
 
 
-def _fetch(store: RevisionStore, revision_id: str, file: DeclaredFile, folder: Path, report: ReportBuilder) -> None:
+def _fetch(store: RevisionStore, revision_id: str, file: AdapterFile, folder: Path, report: ReportBuilder) -> None:
     try:
         size = store.download(
             upload_key(revision_id, file.path), folder / file.path, bytes_max=file.size_bytes, sha256=file.sha256

@@ -13,9 +13,9 @@ from typing import Final
 from adapters.manifest import (
     MANIFEST_BYTES_MAX,
     MANIFEST_FILE,
+    AdapterFile,
     AdapterManifest,
     ManifestDamaged,
-    ManifestFile,
     is_digest,
     read_manifest,
     sha256_of,
@@ -57,7 +57,7 @@ class RevisionStore:
         """
         return self._download(Download(key).begin(timeout_s), key, path, bytes_max=bytes_max, sha256=sha256)
 
-    def download_file(self, digest: str, file: ManifestFile, path: Path, download: Download) -> None:
+    def download_file(self, digest: str, file: AdapterFile, path: Path, download: Download) -> None:
         """Write one file of a stored revision to ``path``, large ones in parallel ranges. Raises as
         ``adapters.object_store.ranged_download.download_ranges`` does.
         """

@@ -6,6 +6,7 @@ revision after ``prod`` was removed. When a plan shrinks, the oldest adapters ke
 
 from collections.abc import Collection, Iterator
 
+from sqlalchemy.orm import Mapped
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
@@ -145,10 +146,16 @@ def _pins_of(session: Session, adapter: Adapter) -> Iterator[Pin]:
 
 def _pinned(tenant_id: str) -> SelectOfScalar[Adapter]:
     """The tenant's live pinned adapters that are not revoked, oldest first."""
-    revoked = select(AdapterRevocation.id).where(
-        AdapterRevocation.adapter_id == Adapter.id, col(AdapterRevocation.lifted_at).is_(None)
-    )
     mine = select(Adapter).where(
-        Adapter.tenant_id == tenant_id, col(Adapter.pinned), col(Adapter.deleted_at).is_(None), ~revoked.exists()
+        Adapter.tenant_id == tenant_id,
+        col(Adapter.pinned),
+        col(Adapter.deleted_at).is_(None),
+        ~unlifted(col(Adapter.id)).exists(),
     )
     return mine.order_by(col(Adapter.id))
+
+
+def unlifted(adapter_id: str | Mapped[str]) -> SelectOfScalar[AdapterRevocation]:
+    """The revocations of an adapter that are in force."""
+    of_adapter = col(AdapterRevocation.adapter_id) == adapter_id
+    return select(AdapterRevocation).where(of_adapter, col(AdapterRevocation.lifted_at).is_(None))

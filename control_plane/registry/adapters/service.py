@@ -16,7 +16,7 @@ from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.registry import base_models
 from control_plane.registry.adapters import pins
-from control_plane.registry.models import Adapter, AdapterRevocation, Alias, Revision
+from control_plane.registry.models import Adapter, Alias, Revision
 from control_plane.registry.schemas import NAME, AdapterView, NewAdapter
 from control_plane.tenants import service as tenants
 from core import clock
@@ -190,13 +190,10 @@ def all_routes(session: Session, *, revisions_max: int) -> Iterator[tuple[str, A
 def _routable() -> Select[Adapter, Revision, _Aliases]:
     """Every live adapter that is not revoked, with each ready revision, newest first, and its aliases."""
     aliases = select(func.jsonb_object_agg(Alias.name, Alias.weights)).where(Alias.adapter_id == Adapter.id)
-    revoked = select(AdapterRevocation.id).where(
-        AdapterRevocation.adapter_id == Adapter.id, col(AdapterRevocation.lifted_at).is_(None)
-    )
     return (
         select(Adapter, Revision, aliases.scalar_subquery())
         .join(Revision, (col(Revision.tenant_id) == Adapter.tenant_id) & (col(Revision.adapter_id) == Adapter.id))
-        .where(col(Adapter.deleted_at).is_(None), Revision.status == "ready", ~revoked.exists())
+        .where(col(Adapter.deleted_at).is_(None), Revision.status == "ready", ~pins.unlifted(col(Adapter.id)).exists())
         .options(*(defer(cast("QueryableAttribute[Any]", column)) for column in (Revision.report, Revision.canary)))
         .order_by(col(Adapter.id), col(Revision.id).desc())
     )

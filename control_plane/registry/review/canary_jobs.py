@@ -18,7 +18,8 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlmodel import Session, col, select
 
 from control_plane import metrics
-from control_plane.registry.models import Adapter, AdapterRevocation, Revision
+from control_plane.registry.adapters import pins
+from control_plane.registry.models import Adapter, Revision
 from control_plane.registry.review import decision, tenant_turns
 from control_plane.settings import WorkerSettings
 from core.contracts.canary import CanaryJob, CanaryResult
@@ -172,7 +173,7 @@ def decide(session: Session, result: CanaryResult) -> bool:
         row.canary = {"waiting": _LATER}
         session.add(row)
         return False
-    if row is None or session.exec(_revoked(row.adapter_id)).first():
+    if row is None or session.exec(pins.unlifted(row.adapter_id)).first():
         return False
     assert row.canary_asked_at is not None, "the query requires it"
     seconds = (database_now(session) - row.canary_asked_at).total_seconds()
@@ -198,13 +199,7 @@ def _waiting(*columns: Any) -> Any:
         .select_from(Revision)
         .join(Adapter, col(Adapter.id) == col(Revision.adapter_id))
         .where(Revision.status == "validating", col(Revision.checked_digest).is_not(None))
-        .where(~_revoked(col(Revision.adapter_id)).exists())
-    )
-
-
-def _revoked(adapter_id: Any) -> Any:
-    return select(AdapterRevocation.id).where(
-        AdapterRevocation.adapter_id == adapter_id, col(AdapterRevocation.lifted_at).is_(None)
+        .where(~pins.unlifted(col(Revision.adapter_id)).exists())
     )
 
 

@@ -5,6 +5,7 @@ Validation itself runs outside any transaction. When a worker dies, its lease ex
 revision. A worker that only lost its lease finds its attempt outdated when it records, and its verdict is dropped.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -13,7 +14,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlmodel import Session, col, select
 
 from adapters.base_model_spec import BaseModelSpec
-from adapters.ingest import DeclaredFile
+from adapters.manifest import AdapterFile
 from adapters.report import ValidationReport
 from adapters.validation.bounds import UploadLimits
 from control_plane.registry import base_model_names, base_models
@@ -34,7 +35,7 @@ class ValidationJob:
     revision_id: str
     tenant_id: str
     attempt: int
-    files: tuple[DeclaredFile, ...]
+    files: Sequence[AdapterFile]
     base: BaseModelSpec
     known_bases: dict[str, str]
     limits: UploadLimits
@@ -64,7 +65,7 @@ def claim(session: Session, *, lease_s: int, attempts_max: int) -> ValidationJob
         revision_id=row.id,
         tenant_id=row.tenant_id,
         attempt=row.attempts,
-        files=upload_rules.declared_files(revisions.announced_files(session, row.id)),
+        files=revisions.announced_files(session, row.id),
         base=base_models.spec_of(session, adapter.base_model),
         known_bases=base_model_names.owners(session),
         limits=upload_rules.upload_limits(tenant.limits, tenant.plan),

@@ -80,16 +80,7 @@ def list_revisions(
 def announced_files(session: Session, revision_id: str) -> list[FileUpload]:
     """The announced files of a revision, ordered by path. The caller has checked that the tenant owns the revision."""
     rows = session.exec(select(UploadFile).where(UploadFile.revision_id == revision_id).order_by(col(UploadFile.path)))
-    return [
-        FileUpload(
-            path=row.path,
-            size_bytes=row.size_bytes,
-            sha256=row.sha256,
-            part_bytes=row.part_bytes,
-            s3_upload_id=row.s3_upload_id,
-        )
-        for row in rows
-    ]
+    return [view_of(row, FileUpload) for row in rows]
 
 
 def store_upload_id(

@@ -1,42 +1,31 @@
 """Checks an announced upload before any file is sent: the names, number and sizes of its files. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from adapters.ingest import DeclaredFile, check_declared
+from adapters.ingest import check_declared
+from adapters.manifest import AdapterFile
 from adapters.validation.bounds import UploadLimits
-from control_plane.registry.schemas import AnnouncedFile
 from core.contracts.grants import Limits
 from core.errors import AppError, InvalidRequest, TooLarge, UnsupportedMedia
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileUpload:
+class FileUpload(AdapterFile, frozen=True, kw_only=True):
     """An announced file. A file with ``part_bytes`` is uploaded in parts; ``s3_upload_id`` is the store's id of the
     open multipart upload.
     """
 
-    path: str
-    size_bytes: int
-    sha256: str
     part_bytes: int | None
     s3_upload_id: str | None
 
 
-def require_allowed(files: Sequence[AnnouncedFile], *, files_max: int, limits: UploadLimits) -> None:
+def require_allowed(files: Sequence[AdapterFile], *, files_max: int, limits: UploadLimits) -> None:
     """Raise for the first problem of the announced files: InvalidRequest or UnsupportedMedia naming the file, TooLarge
     naming the plan's limit.
     """
     if len(files) > files_max:
         raise InvalidRequest(f"files: this revision has {len(files)} files, the limit is {files_max}.", param="files")
-    named = [DeclaredFile(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in files]
-    for problem in check_declared(named, limits).problems:
+    for problem in check_declared(files, limits).problems:
         raise _refusal(problem.code)(problem.message, code=problem.code, param=problem.file or "files")
-
-
-def declared_files(files: Sequence[FileUpload]) -> tuple[DeclaredFile, ...]:
-    """The announced files as the type of ``adapters``."""
-    return tuple(DeclaredFile(path=file.path, size_bytes=file.size_bytes, sha256=file.sha256) for file in files)
 
 
 def upload_limits(limits: Limits, plan: str) -> UploadLimits:

@@ -8,7 +8,6 @@ completed, and the same request continues later.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -95,7 +94,9 @@ class Uploads:
             return self._signed(created, file, [])
         there = self._store.list_parts(key, file.s3_upload_id) if file.s3_upload_id else None
         if there is None:
-            opened = self._opened(created.id, replace(file, s3_upload_id=None), instead_of=file.s3_upload_id)
+            opened = self._opened(
+                created.id, msgspec.structs.replace(file, s3_upload_id=None), instead_of=file.s3_upload_id
+            )
             return self._signed(created, opened, _parts(file)) if opened else None
         missing = [part for part in _parts(file) if not has_arrived(part, there)]
         return self._signed(created, file, missing) if missing else None
@@ -113,7 +114,7 @@ class Uploads:
             kept = revisions.store_upload_id(session, revision_id, file.path, fresh, instead_of=instead_of)
         if kept != fresh:
             self._store.abort_multipart(key, fresh)
-        return replace(file, s3_upload_id=kept) if kept else None
+        return msgspec.structs.replace(file, s3_upload_id=kept) if kept else None
 
     def _signed(self, created: RevisionCreated, file: FileUpload, parts: Iterable[FilePart]) -> UploadView:
         key, expires_s = upload_key(created.id, file.path), self._expires_s(created)

@@ -1,4 +1,6 @@
-"""Routes of revocations: a tenant deletes an adapter and reads its own revocations, an admin reads all of them."""
+"""Routes of revocations: a tenant deletes an adapter and reads its own revocations, an admin those of all tenants by
+the same routes.
+"""
 
 from litestar import Controller, delete, get
 from litestar.di import NamedDependency
@@ -51,11 +53,11 @@ class OwnRevocations(Controller):
         limit: PageLimit = 50,
         cursor: PageCursor = None,
     ) -> Page[RevocationView]:
-        """List the tenant's revocations, newest first."""
+        """List the revocations, newest first: a tenant's own, an admin's of all tenants."""
         alive = fleet.statuses(redis)
         with unit_of_work(engine) as session:
             return revocation_views.list_revocations(
-                session, tenant_id=principal.own_tenant_id, alive=alive, cursor=cursor, limit=limit
+                session, tenant_id=principal.tenant_id, alive=alive, cursor=cursor, limit=limit
             )
 
     @get("/{revocation_id:str}", sync_to_thread=True)
@@ -69,33 +71,10 @@ class OwnRevocations(Controller):
         """Get one revocation: its state, a receipt for each replica, and the replicas that have not confirmed."""
         alive = fleet.statuses(redis)
         with unit_of_work(engine) as session:
-            return revocation_views.get(session, revocation_id, tenant_id=principal.own_tenant_id, alive=alive)
+            return revocation_views.get(session, revocation_id, tenant_id=principal.tenant_id, alive=alive)
 
 
-class AdminRevocations(Controller):
-    """All revocations."""
+class AdminRevocations(OwnRevocations):
+    """The revocations of all tenants."""
 
-    path = "/revocations"
     tags = ("admin: replicas",)
-
-    @get(sync_to_thread=True)
-    def list_all_revocations(
-        self,
-        engine: NamedDependency[Engine],
-        redis: NamedDependency[Redis],
-        limit: PageLimit = 50,
-        cursor: PageCursor = None,
-    ) -> Page[RevocationView]:
-        """List the revocations of all tenants, newest first."""
-        alive = fleet.statuses(redis)
-        with unit_of_work(engine) as session:
-            return revocation_views.list_revocations(session, tenant_id=None, alive=alive, cursor=cursor, limit=limit)
-
-    @get("/{revocation_id:str}", sync_to_thread=True)
-    def get_any_revocation(
-        self, revocation_id: FromPath[str], engine: NamedDependency[Engine], redis: NamedDependency[Redis]
-    ) -> RevocationView:
-        """Get one revocation of any tenant."""
-        alive = fleet.statuses(redis)
-        with unit_of_work(engine) as session:
-            return revocation_views.get(session, revocation_id, tenant_id=None, alive=alive)

@@ -51,7 +51,7 @@ def apply_tenant_status(session: Session, tenant_id: str, status: Status) -> Non
     suspended = status == "suspended"
     live = select(Adapter).where(Adapter.tenant_id == tenant_id, col(Adapter.deleted_at).is_(None))
     for adapter in session.exec(live.order_by(col(Adapter.id)).with_for_update()).all():
-        unlifted = session.exec(_unlifted(adapter.id)).first()
+        unlifted = session.exec(pins.unlifted(adapter.id)).first()
         if suspended and unlifted is None:
             _revoke(session, adapter, "suspended")
         elif not suspended and unlifted is not None and unlifted.reason == "suspended":
@@ -102,12 +102,6 @@ def _publish(session: Session, adapter: Adapter, row: AdapterRevocation) -> None
     pins.refresh(session, adapter)
     session.flush()
     publish_change(session, "revocations", row.id)
-
-
-def _unlifted(adapter_id: str) -> SelectOfScalar[AdapterRevocation]:
-    return select(AdapterRevocation).where(
-        AdapterRevocation.adapter_id == adapter_id, col(AdapterRevocation.lifted_at).is_(None)
-    )
 
 
 def _contract(session: Session, row: AdapterRevocation) -> Revocation | None:

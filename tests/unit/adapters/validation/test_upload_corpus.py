@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from adapters.base_model_spec import LINEAR_KINDS
-from adapters.ingest import DeclaredFile, check_declared
+from adapters.ingest import check_declared
+from adapters.manifest import AdapterFile
 from adapters.report import ReportBuilder
 from adapters.sandbox.child import (
     REQUEST_FILE,
@@ -113,7 +114,7 @@ def test_files_that_no_folder_can_hold_are_refused_at_their_announcement():
     announced = {name: item for name, item in BY_ID.items() if item.stage == "announce"}
     assert set(announced) > {name for name in BY_ID if name.startswith("U49")}
     for item in announced.values():
-        files = [DeclaredFile(**file) for file in item.announcement()]
+        files = [AdapterFile(**file) for file in item.announcement()]
         check(item, check_declared(files, LIMITS).problems)
 
 
