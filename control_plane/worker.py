@@ -28,7 +28,6 @@ from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.registry.adapters import pins
 from control_plane.registry.cleanup.orphan_sweep import OrphanSweep
 from control_plane.registry.cleanup.stored_revisions import StoredRevisionCleanup
-from control_plane.registry.cleanup.stored_sizes import StoredSizes
 from control_plane.registry.cleanup.uploads import UploadCleanup
 from control_plane.registry.review.canary_worker import CanaryWorker
 from control_plane.registry.review.validation_worker import ValidationWorker
@@ -70,7 +69,6 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
             idempotency.remove_expired(session, worker.control_idempotency_expires_s)
         return False
 
-    sizes = StoredSizes(engine, RevisionStore(bucket), worker)
     redis = open_redis(settings.redis.redis_url)
     canaries = CanaryWorker(engine, redis, worker)
     receipts = ReceiptCollector(engine, redis, worker)
@@ -93,7 +91,6 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         Loop("orphans", orphans.run_once, worker.orphans_poll_s),
         Loop("cleanup", cleanup.run_once, worker.cleanup_poll_s),
         Loop("pin-history", lambda: _correct_pin_history(engine), worker.cleanup_poll_s),
-        Loop("stored-sizes", sizes.run_once, worker.cleanup_poll_s),
         Loop("idempotency", remove_expired_responses, worker.cleanup_poll_s),
     ]
 
