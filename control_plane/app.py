@@ -136,9 +136,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
     metrics.OUTBOX_AGE.set_function(lambda: outbox_age_s(engine))
     handler: ASGIApp = RequestPaths(app.asgi_handler)
     if settings.web.acknowledge_wait_ms:
-        waiter = AckWaiter(
-            engine, redis, wait_ms=settings.web.acknowledge_wait_ms, poll_ms=settings.web.acknowledge_poll_ms
-        )
+        waiter = AckWaiter(engine, redis, wait_ms=settings.web.acknowledge_wait_ms)
         handler = AcknowledgedAnswers(handler, waiter)
     # It wraps the application and is no Litestar middleware: those never see a request that matches no route.
     app.asgi_handler = RequestContext(handler, _slots(settings.web))

@@ -133,12 +133,6 @@ class WebSettings(Fragment):
         description="How long the answer to a change waits for every gateway to acknowledge it; then it is 202 with "
         "`acknowledged: false`. 0: answers do not wait, and say nothing about gateways.",
     )
-    acknowledge_poll_ms: int = Field(
-        default=20,
-        ge=5,
-        le=1000,
-        description="How often the answer to a change checks whether every gateway has acknowledged it.",
-    )
     refusals_audited_per_hour_max: int = Field(
         default=500,
         ge=0,
@@ -169,21 +163,8 @@ class WorkerSettings(Fragment):
     up.
     """
 
-    relay_poll_ms: int = Field(
-        default=100,
-        ge=10,
-        le=1000,
-        description="How often the worker looks whether Postgres has changed. If so, it publishes changes to "
-        "gateways, and its other loops look for work.",
-    )
-    relay_batch_max: int = Field(
-        default=500, ge=1, le=5000, description="Changes that are published to gateways in one batch."
-    )
     validation_slots: int = Field(
         default=1, ge=1, le=16, description="Uploads that one worker validates at the same time."
-    )
-    validation_poll_ms: int = Field(
-        default=250, ge=10, description="How often the worker looks for uploads to validate."
     )
     validation_lease_s: int = Field(
         default=30,
@@ -208,12 +189,6 @@ class WorkerSettings(Fragment):
     canary_poll_ms: int = Field(
         default=200, ge=10, description="How often the worker requests canary runs and collects their results."
     )
-    canary_batch_max: int = Field(
-        default=50,
-        ge=1,
-        le=1000,
-        description="Canary results, and revisions that wait for a canary run, that one round handles.",
-    )
     canary_timeout_s: int = Field(
         default=30, ge=1, description="How long a canary run may stay unanswered before it is requested again."
     )
@@ -231,9 +206,6 @@ class WorkerSettings(Fragment):
     )
     revocation_poll_ms: int = Field(
         default=500, ge=50, description="How often the worker collects replicas' receipts for revocations."
-    )
-    revocation_batch_max: int = Field(
-        default=200, ge=1, le=5000, description="Revocations that one round of collecting receipts handles."
     )
     revocation_settle_s: int = Field(
         default=5,
@@ -255,28 +227,11 @@ class WorkerSettings(Fragment):
         "may be offline "
         "and keep its disk cache.",
     )
-    orphans_poll_s: int = Field(
-        default=3600,
-        ge=1,
-        description="Pause between two sweeps of the object store for files that no revision refers to.",
-    )
     orphan_age_s: int = Field(
         default=86_400,
         ge=0,
         description="Age at which a stored file that no revision refers to is removed. It must be longer than any "
         "validation takes.",
-    )
-    scheduled_version_poll_ms: int = Field(
-        default=500,
-        ge=50,
-        le=60_000,
-        description="How often the worker checks for plan versions that begin; their limits are published then.",
-    )
-    ceiling_publish_poll_ms: int = Field(
-        default=250,
-        ge=50,
-        le=60_000,
-        description="How often the worker publishes spend ceilings that billing changed because of credit or payments.",
     )
     spend_ceiling_poll_s: int = Field(
         default=5,
@@ -308,9 +263,6 @@ class WorkerSettings(Fragment):
         default=100,
         ge=1,
         description="Uploads, stored revisions or stray files that one round of a cleanup loop removes.",
-    )
-    loop_backoff_max_s: int = Field(
-        default=10, ge=1, description="Longest pause of a worker loop whose rounds keep failing."
     )
     worker_stop_s: int = Field(
         default=30, ge=1, description="How long the worker lets its loops finish their current round after SIGTERM."

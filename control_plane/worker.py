@@ -39,6 +39,12 @@ from core import db
 from core.loops import DatabaseChanges, Loop, LoopThreads
 from core.struct_types import complete_struct_types
 
+_LOOK_S = 0.1  # between two looks whether Postgres has changed; if so, loops look for work
+_VALIDATION_S = 0.25
+_CEILINGS_S = 0.25
+_SCHEDULED_S = 0.5
+_ORPHANS_S = 3600.0
+_BACKOFF_MAX_S = 10
 _IDLE_S = 5.0
 _LEASES_S = 2.0  # a validation whose lease has ended
 _REDIS_CHECK_S = 0.5
@@ -49,11 +55,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     worker = settings.worker
     bucket = Bucket(settings.s3, settings.store)
     relay = OutboxRelay(
-        engine,
-        open_redis(settings.redis.redis_url),
-        projections(settings.publishing),
-        settings.signing.signer(),
-        batch_max=worker.relay_batch_max,
+        engine, open_redis(settings.redis.redis_url), projections(settings.publishing), settings.signing.signer()
     )
     validator = ValidationWorker(engine, RevisionStore(bucket), settings.upload, worker)
     cleanup = UploadCleanup(
@@ -76,19 +78,19 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     orphans = OrphanSweep(engine, RevisionStore(bucket), worker)
     payment_standings = StandingChanges(engine, handlers_of_changes())
     return [
-        Loop("relay", relay.run_once, worker.relay_poll_ms / 1000, _IDLE_S),
+        Loop("relay", relay.run_once, _LOOK_S, _IDLE_S),
         Loop("relay-redis", relay.check_redis, _REDIS_CHECK_S),
         *(
-            Loop(f"validation-{slot}", validator.run_once, worker.validation_poll_ms / 1000, _LEASES_S)
+            Loop(f"validation-{slot}", validator.run_once, _VALIDATION_S, _LEASES_S)
             for slot in range(worker.validation_slots)
         ),
         Loop("canary", canaries.run_once, worker.canary_poll_ms / 1000, _IDLE_S),
         Loop("revocations", receipts.run_once, worker.revocation_poll_ms / 1000, _IDLE_S),
         Loop("revocations-kept", receipts.recheck_unloaded, worker.cleanup_poll_s),
-        Loop("payment-standings", payment_standings.run_once, worker.relay_poll_ms / 1000, _IDLE_S),
+        Loop("payment-standings", payment_standings.run_once, _LOOK_S, _IDLE_S),
         *_published_terms(engine, redis, worker),
         Loop("removal", removal.run_once, worker.cleanup_poll_s),
-        Loop("orphans", orphans.run_once, worker.orphans_poll_s),
+        Loop("orphans", orphans.run_once, _ORPHANS_S),
         Loop("cleanup", cleanup.run_once, worker.cleanup_poll_s),
         Loop("pin-history", lambda: _correct_pin_history(engine), worker.cleanup_poll_s),
         Loop("idempotency", remove_expired_responses, worker.cleanup_poll_s),
@@ -101,10 +103,8 @@ def _published_terms(engine: Engine, redis: Redis, worker: WorkerSettings) -> li
     scheduled = ScheduledVersions(engine)
     return [
         Loop("spend-ceilings", month_turn.run_once, worker.spend_ceiling_poll_s),
-        Loop(
-            "changed-ceilings", lambda: publish_changed_ceilings(engine), worker.ceiling_publish_poll_ms / 1000, _IDLE_S
-        ),
-        Loop("scheduled-versions", scheduled.run_once, worker.scheduled_version_poll_ms / 1000, LOOK_EVERY_S),
+        Loop("changed-ceilings", lambda: publish_changed_ceilings(engine), _CEILINGS_S, _IDLE_S),
+        Loop("scheduled-versions", scheduled.run_once, _SCHEDULED_S, LOOK_EVERY_S),
     ]
 
 
@@ -137,11 +137,11 @@ def run(settings: ControlSettings) -> int:
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     engine = db.connect(settings.postgres)
-    changes = DatabaseChanges(engine, look_s=settings.worker.relay_poll_ms / 1000)
+    changes = DatabaseChanges(engine, look_s=_LOOK_S)
     threads = LoopThreads(
         found := loops(settings, engine),
         changes,
-        backoff_max_s=settings.worker.loop_backoff_max_s,
+        backoff_max_s=_BACKOFF_MAX_S,
         failures=metrics.LOOP_FAILURES,
         alive=metrics.LOOP_ALIVE,
     )

@@ -10,7 +10,7 @@ still serve. Until those leases have expired, nothing is acknowledged.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import anyio
 import anyio.to_thread
@@ -29,6 +29,8 @@ from core import redis_keys
 from core.contracts.snapshots import GatewayStatus
 from core.db import unit_of_work
 
+_POLL_S: Final = 0.02
+
 
 @dataclass(frozen=True, kw_only=True)
 class Acknowledgement:
@@ -40,15 +42,12 @@ class Acknowledgement:
 
 
 class AckWaiter:
-    """Scans every ``poll_ms``, for the last time after ``wait_ms``. The timeouts of Redis and Postgres bound one
-    scan.
-    """
+    """Scans again and again, for the last time after ``wait_ms``. The timeouts of Redis and Postgres bound one scan."""
 
-    def __init__(self, engine: Engine, redis: Redis, *, wait_ms: int, poll_ms: int) -> None:
+    def __init__(self, engine: Engine, redis: Redis, *, wait_ms: int) -> None:
         self._engine = engine
         self._redis = redis
         self._wait_s = wait_ms / 1000
-        self._poll_s = poll_ms / 1000
 
     async def wait(self, change_ids: Sequence[int]) -> Acknowledgement:
         """Wait for these outbox changes, whose transaction has committed. An unavailable Redis or Postgres never
@@ -61,7 +60,7 @@ class AckWaiter:
             waited_s = time.monotonic() - began
             if acknowledged or waited_s >= self._wait_s:
                 break
-            await anyio.sleep(min(self._poll_s, self._wait_s - waited_s))
+            await anyio.sleep(min(_POLL_S, self._wait_s - waited_s))
         metrics.ACKNOWLEDGE_SECONDS.labels("yes" if acknowledged else "no").observe(waited_s)
         if not acknowledged:
             structlog.get_logger().warning("change not acknowledged by every gateway", awaited=scan.awaited)

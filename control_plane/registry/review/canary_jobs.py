@@ -33,6 +33,8 @@ AttemptState = Literal["open", "replica_died", "lost"]
 _LATER: Final = "the last run gave no verdict for a reason unrelated to the adapter; it will be repeated"
 _TEXT_MAX: Final = 2000
 _OVERDUE_MAX: Final = 1000
+BATCH_MAX: Final = 50
+"""Canary results, and revisions that wait for a canary run, that one round handles."""
 _FIX: Final = "upload a corrected adapter as a new revision"
 
 
@@ -97,7 +99,7 @@ def request_runs(
     asked = col(Revision.canary_asked_at)
     mine = _fits(pool)
     outstanding = session.exec(_waiting(func.count()).where(mine, asked >= timed_out)).one()
-    free = min(pool.replicas * settings.canary_jobs_per_replica - outstanding, settings.canary_batch_max)
+    free = min(pool.replicas * settings.canary_jobs_per_replica - outstanding, BATCH_MAX)
     if free <= 0:
         return []
     order = tenant_turns.turns(session)
@@ -134,14 +136,14 @@ def _reject_unanswered(session: Session, row: Revision) -> None:
     decision.reject(session, row, [decision.problem("canary_failed", message)])
 
 
-def mark_waiting(session: Session, pools: Sequence[CanaryPool], settings: WorkerSettings) -> int:
+def mark_waiting(session: Session, pools: Sequence[CanaryPool]) -> int:
     """Add a note to revisions that no live pool can run. Returns their number."""
     largest = {pool.base_model: pool.rank_max for pool in pools}  # pools ascend by rank
     servable = or_(
         false(), *((col(Adapter.base_model) == base) & (col(Revision.rank) <= rank) for base, rank in largest.items())
     )
     noted = col(Revision.canary)["waiting"].as_string().is_not(None)
-    rows = _waiting(Revision).where(~servable, ~func.coalesce(noted, false())).limit(settings.canary_batch_max)
+    rows = _waiting(Revision).where(~servable, ~func.coalesce(noted, false())).limit(BATCH_MAX)
     found = session.exec(rows.with_for_update(of=Revision, skip_locked=True)).all()
     for row in found:
         row.canary = {

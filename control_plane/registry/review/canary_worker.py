@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from control_plane.fleet import service as fleet
 from control_plane.registry.review import canary_jobs
-from control_plane.registry.review.canary_jobs import AttemptState, CanaryPool
+from control_plane.registry.review.canary_jobs import BATCH_MAX, AttemptState, CanaryPool
 from control_plane.settings import WorkerSettings
 from core import redis_keys
 from core.contracts.canary import CanaryJob, CanaryResult, CanaryRunning
@@ -40,7 +40,7 @@ class CanaryWorker:
         )  # before collecting: a replica that answers after this scan still counts as running
         collected = self._collect()
         waiting = self._ask(canary_jobs.pools_of(alive), states)
-        if collected == self._settings.canary_batch_max:
+        if collected == BATCH_MAX:
             return True
         return self._settings.canary_poll_ms / 1000 if waiting else False
 
@@ -73,8 +73,7 @@ class CanaryWorker:
 
     def _collect(self) -> int:
         """Apply the oldest results. A result leaves its list only after its decision is committed."""
-        batch_max = self._settings.canary_batch_max
-        results = cast("list[bytes]", self._redis.lrange(redis_keys.CANARY_RESULTS, -batch_max, -1))
+        results = cast("list[bytes]", self._redis.lrange(redis_keys.CANARY_RESULTS, -BATCH_MAX, -1))
         for encoded in reversed(results):
             try:
                 result = msgspec.json.decode(encoded, type=CanaryResult)
@@ -97,7 +96,7 @@ class CanaryWorker:
         with unit_of_work(self._engine) as session:
             if not canary_jobs.any_waits(session):
                 return False
-            canary_jobs.mark_waiting(session, pools, self._settings)
+            canary_jobs.mark_waiting(session, pools)
             canary_jobs.extend(session, dict(attempt for attempt, state in states.items() if state == "open"))
         for pool in pools:
             with unit_of_work(self._engine) as session:

@@ -7,7 +7,7 @@ engine's memory. Its disk is cleaned when it comes back, because a revocation st
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 import structlog
@@ -26,6 +26,8 @@ from core import redis_keys
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.revocations import RevocationReceipt
 from core.db import database_now, unit_of_work
+
+_BATCH_MAX: Final = 200
 
 
 def awaited_replicas(base_model: str, receipts: Mapping[str, Any], alive: Sequence[ReplicaStatus]) -> list[str]:
@@ -90,10 +92,8 @@ class ReceiptCollector:
         """The number of revocations in the batch, and whether the round has more."""
         rows = revocations.open_revocations().where(condition, col(AdapterRevocation.id) > self._after[which])
         with unit_of_work(self._engine) as session:
-            batch = session.exec(
-                rows.order_by(col(AdapterRevocation.id)).limit(self._settings.revocation_batch_max)
-            ).all()
-        more = len(batch) == self._settings.revocation_batch_max
+            batch = session.exec(rows.order_by(col(AdapterRevocation.id)).limit(_BATCH_MAX)).all()
+        more = len(batch) == _BATCH_MAX
         self._after[which] = batch[-1].id if more else ""
         if not batch:
             return 0, False

@@ -38,7 +38,7 @@ def beat(redis, gateway_id: str, *, behind: int = 0, epoch: str | None = None) -
 
 
 async def acknowledged(engine, redis, change_id: int, wait_ms: int = 300):
-    return await AckWaiter(engine, redis, wait_ms=wait_ms, poll_ms=5).wait([change_id])
+    return await AckWaiter(engine, redis, wait_ms=wait_ms).wait([change_id])
 
 
 async def test_a_change_that_is_not_published_is_not_acknowledged(engine, redis, relay, published):

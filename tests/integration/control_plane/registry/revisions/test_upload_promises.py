@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from adapters.manifest import MANIFEST_FILE
 from adapters.object_store.revision_store import revision_prefix
 from control_plane.registry.revisions.refusal_audit import ACTION as REFUSED
 from control_plane.settings import WebSettings
@@ -71,6 +72,10 @@ def test_an_object_replaced_after_the_verdict_changes_nothing_that_is_served(
         field = f"{tenant.id}/{ADAPTER}"
         route = wait_until(lambda: redis.hget(redis_keys.snapshot("adapters"), field), what="route")
         before = stored_bytes(store, ready["sha256"])
+        with engine.connect() as connection:
+            query = "SELECT stored_bytes FROM stored_revisions WHERE revision_id = %s"  # what storage is charged by
+            charged = connection.exec_driver_sql(query, (revision["id"],)).scalar_one()
+        assert charged == sum(len(body) for key, body in before.items() if not key.endswith(MANIFEST_FILE))
         (upload,) = [each for each in revision["uploads"] if each["path"] == WEIGHTS]
         key = f"uploads/{revision['id']}/{WEIGHTS}"
         store.bucket.client.put_object(Bucket=store.bucket.name, Key=key, Body=other_weights)
