@@ -105,8 +105,10 @@ async def test_the_gateway_counts_a_prompt_as_the_engine_does(platform, customer
 
 
 async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made(platform, spec, model, tmp_path):
+    """In tokens and in KV page-time, also beside parallel sequences."""
     customer = await asyncio.to_thread(Customer, platform, spec, tmp_path, "hangs-up", seed=20)
     before = platform.reconcile_when_settled()
+    await customer.sdk.completions.create(model=model, prompt="How do bees fly?", n=3, max_tokens=5)
     for cut_after in (1, 5):
         stream = await customer.sdk.chat.completions.create(
             model=customer.adapter if cut_after == 5 else model,
@@ -136,6 +138,8 @@ async def test_a_caller_who_hangs_up_is_metered_for_exactly_what_the_engine_made
     charged = ledger_tokens(customer)
     assert 0 < charged < 4 * 900 / 2, "the engine was not stopped"
     assert after["engine_tokens"] - before["engine_tokens"] == charged
+    page_ms = round(1000 * sum(row["kv_page_seconds"] for row in usage_rows(customer)))
+    assert after["engine_kv_page_ms"] - before["engine_kv_page_ms"] == page_ms > 0
     await customer.sdk.close()
     customer.control.close()
 
