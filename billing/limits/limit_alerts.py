@@ -119,7 +119,7 @@ def due_alerts(session: Session, tenant_id: str, month_limit_nanos: int | None) 
             scope="Your account",
             period=month,
             before_nanos=_alerted_nanos(session, tenant_id, thresholds.spend_key(scope_id, month), month_limit_nanos),
-            after_nanos=month_uses(session, [tenant_id])[tenant_id].amount_nanos,
+            after_nanos=month_uses(session, [tenant_id], now)[tenant_id].amount_nanos,
             limit_nanos=month_limit_nanos,
         )
     raised = spend_limits.alerted_nanos(session, tenant_id)

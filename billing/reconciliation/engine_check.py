@@ -13,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from billing.reconciliation.differences import OF_ENGINES, CountedHour, Difference, NamedRequest, explain
+from billing.reconciliation.differences import CountedHour, Difference, NamedRequest, explain
 from core import clock
 from core.ids import first_id_of_ms
 
@@ -60,11 +60,10 @@ WHERE NOT waits AND (engine_cached_tokens < ledger_cached_tokens
         <> (ledger_prompt_tokens, ledger_output_tokens, ledger_kv_page_ms))
 ORDER BY hour NULLS FIRST, replica_id, tenant_id, base_model
 """
-_TO_CHECK: Final = sa.text("""
+_CHANGED: Final = sa.text("""
 SELECT hour FROM engine_usage_hours WHERE changed_at >= :since
 UNION SELECT hour FROM usage_replica_hours WHERE changed_at >= :since
 UNION SELECT billing_request_hour(request_id) FROM engine_ended_requests WHERE reported_at >= :since
-UNION SELECT hour FROM reconciliation_differences WHERE run_id = :run AND kind = ANY(:kinds) AND hour IS NOT NULL
 ORDER BY 1
 """)
 
@@ -137,10 +136,9 @@ class EngineCheck(NamedTuple):
     differences: list[Difference]
 
 
-def hours_to_check(session: Session, last_run: str, since: datetime) -> list[datetime]:
-    """The hours of which either side changed since then, and those that differed in the last run."""
-    found = session.connection().execute(_TO_CHECK, {"since": since, "run": last_run, "kinds": list(OF_ENGINES)})
-    return list(found.scalars())
+def changed_hours(session: Session, since: datetime) -> list[datetime]:
+    """The hours of which either side changed since then."""
+    return list(session.connection().execute(_CHANGED, {"since": since}).scalars())
 
 
 def check_engines(session: Session, hours: Sequence[datetime] | None, *, settled_before: datetime) -> EngineCheck:

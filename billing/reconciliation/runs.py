@@ -19,7 +19,7 @@ from billing import metrics
 from billing.locks import serialize_decision
 from billing.reconciliation import ledger_check, totals
 from billing.reconciliation.differences import OF_ENGINES, Difference
-from billing.reconciliation.engine_check import EngineCheck, check_engines, hours_to_check
+from billing.reconciliation.engine_check import EngineCheck, changed_hours, check_engines
 from billing.reconciliation.models import ReconciliationDifference, ReconciliationRun
 from billing.reconciliation.stripe import check_stripe
 from billing.reconciliation.views import ReconciliationDifferenceView, ReconciliationRunDetail, ReconciliationRunView
@@ -158,7 +158,8 @@ def _run(session: Session, limits: RunLimits, *, full: bool) -> ReconciliationRu
         # Hours that waited in the last run changed at most ``settle`` before it.
         since = last.started_at - limits.settle - _OVERLAP
         standing = [each for each in last.differences if each.kind not in _READ_AGAIN]
-        hours = hours_to_check(session, last.id, since)
+        differed = {each.hour for each in last.differences if each.kind in OF_ENGINES and each.hour is not None}
+        hours = sorted(differed.union(changed_hours(session, since)))
         checked = check_engines(session, hours, settled_before=settled_before)
         kept = [msgspec.convert(each, Difference, from_attributes=True) for each in standing]
         others = [*kept, *ledger_check.check_new(session, since), *check_stripe(session)]

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
+import msgspec
 import redis as redis_client
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.prices.quantities import AMOUNT_SQL, QUANTITIES
-from billing.reconciliation.differences import Difference
-from billing.reconciliation.engine_check import check_engines, hours_to_check
-from billing.reconciliation.models import ReconciliationRun
+from billing.reconciliation.differences import OF_ENGINES, Difference
+from billing.reconciliation.engine_check import changed_hours, check_engines
+from billing.reconciliation.models import ReconciliationDifference, ReconciliationRun
 from billing.reconciliation.views import Reconciliation, TenantReconciliation
 from billing.usage.stream import read_backlog
 from core.db import database_now
@@ -149,10 +150,23 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
 
 
 def _differences(session: Session) -> list[Difference]:
-    """How engines and ledger differ now. Hours that did not in the last run, and have not changed, do not."""
+    """How engines and ledger differ: hours that changed lately are compared now, the others were by the last run."""
+    now = database_now(session)
     last = session.exec(select(ReconciliationRun).order_by(col(ReconciliationRun.id).desc()).limit(1)).first()
-    hours = None if last is None else hours_to_check(session, last.id, last.started_at - _LATELY)
-    return check_engines(session, hours, settled_before=database_now(session)).differences
+    if last is None:
+        return check_engines(session, None, settled_before=now).differences
+    hours = changed_hours(session, last.started_at - _LATELY)
+    stored = session.exec(
+        select(ReconciliationDifference).where(
+            ReconciliationDifference.run_id == last.id,
+            col(ReconciliationDifference.kind).in_(OF_ENGINES),
+            col(ReconciliationDifference.hour).not_in(hours),
+        )
+    )
+    return [
+        *check_engines(session, hours, settled_before=now).differences,
+        *(msgspec.convert(each, Difference, from_attributes=True) for each in stored),
+    ]
 
 
 def ledger_drift_nanos(session: Session) -> int:

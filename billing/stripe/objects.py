@@ -1,7 +1,7 @@
 """What billing reads of Stripe's objects, as plain frozen values, so that no other module depends on the SDK.
 
-Amounts are integer cents of ``currency``. ``our_id`` is the id that billing wrote into the object's metadata. Each is
-read from the SDK's object of the same kind, which is ``Any`` here; the contract tests read every one of them.
+Amounts are integer cents of the payment's currency. ``our_id`` is the id that billing wrote into the object's metadata.
+Each is read from the SDK's object of the same kind, which is ``Any`` here; the contract tests read every one of them.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,7 @@
 """Reads what tenants used and were charged by the month, from the sums."""
 
 from collections.abc import Collection
+from datetime import datetime
 from typing import NamedTuple
 
 from sqlmodel import Session, col, select
@@ -29,8 +30,8 @@ def charged_before_month(session: Session, tenant_ids: Collection[str]) -> dict[
     return dict.fromkeys(tenant_ids, 0) | dict(session.exec(statement).all())
 
 
-def month_uses(session: Session, tenant_ids: Collection[str]) -> dict[str, MonthUse]:
-    """What each of these tenants used and was charged in the current UTC month, by the database's clock."""
+def month_uses(session: Session, tenant_ids: Collection[str], at: datetime) -> dict[str, MonthUse]:
+    """What each of these tenants used and was charged in the UTC month of this instant."""
     statement = (
         select(
             UsageMonth.tenant_id,
@@ -38,7 +39,7 @@ def month_uses(session: Session, tenant_ids: Collection[str]) -> dict[str, Month
             total(UsageMonth.cached_tokens),
             total(UsageMonth.amount_nanos),
         )
-        .where(col(UsageMonth.tenant_id).in_(tenant_ids), UsageMonth.month == month_start(database_now(session)))
+        .where(col(UsageMonth.tenant_id).in_(tenant_ids), UsageMonth.month == month_start(at))
         .group_by(col(UsageMonth.tenant_id))
     )
     found = {tenant_id: MonthUse(*sums) for tenant_id, *sums in session.exec(statement)}

@@ -78,8 +78,9 @@ def limit_used_ppm(limits: Limits, used: MonthUse, own: Iterable[SpendLimitView]
 
 def _with_month(session: Session, tenants: Sequence[TenantView]) -> list[ListedTenant]:
     ids = [tenant.id for tenant in tenants]
-    used = months.month_uses(session, ids)
-    costs = report.costs_of_tenants(session, ids, since=month_start(database_now(session)))
+    now = database_now(session)
+    used = months.month_uses(session, ids, now)
+    costs = report.costs_of_tenants(session, ids, since=month_start(now))
     own_limits = spend_limits.limits_of(session, ids)
     return [
         ListedTenant(
