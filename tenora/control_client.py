@@ -9,7 +9,7 @@ import httpx
 
 _ATTEMPTS_MAX: Final = 5
 _RETRY_AFTER_MAX_S: Final = 10
-_PAGE: Final = "100"
+_PAGE_ITEMS: Final = 100
 
 
 class ControlPlaneError(click.ClickException):
@@ -21,7 +21,7 @@ class ControlPlaneError(click.ClickException):
 
 
 class ControlPlaneClient:
-    """Every call may be sent twice: when no answer arrives, it is sent again."""
+    """Calls of one server. One without an answer, or with a 503, is sent again, unless it may not be repeated."""
 
     def __init__(self, url: str, key: str) -> None:
         self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
@@ -45,17 +45,21 @@ class ControlPlaneClient:
         headers: dict[str, str] | None = None,
         params: dict[str, str] | None = None,
         refuse: bool = True,
+        repeat: bool = True,
     ) -> httpx.Response:
-        """The answer. Raises ``ControlPlaneError`` when there is none and, unless ``refuse`` is False, for an error."""
+        """The answer. Raises ``ControlPlaneError`` when there is none and, unless ``refuse`` is False, for an error.
+        ``repeat``: whether it may be sent again, so that its effect may happen twice.
+        """
         for attempt in range(1, _ATTEMPTS_MAX + 1):
+            last = attempt == _ATTEMPTS_MAX or not repeat
             try:
                 answer = self._http.request(method, path, json=body, headers=headers, params=params)
             except httpx.HTTPError as error:
-                if attempt == _ATTEMPTS_MAX:
+                if last:
                     raise ControlPlaneError(f"{self._http.base_url} does not answer: {error}") from error
                 pause_s = 0.2 * 2**attempt
             else:
-                if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or attempt == _ATTEMPTS_MAX:
+                if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or last:
                     break
                 pause_s = min(float(answer.headers.get("retry-after", "1")), _RETRY_AFTER_MAX_S)
             time.sleep(pause_s)
@@ -63,9 +67,9 @@ class ControlPlaneClient:
             raise refusal(answer)
         return answer
 
-    def pages(self, path: str) -> Iterator[dict[str, Any]]:
-        """All pages of a list."""
-        params = {"limit": _PAGE}
+    def pages(self, path: str, *, items: int = _PAGE_ITEMS) -> Iterator[dict[str, Any]]:
+        """All pages of a list, of so many items each."""
+        params = {"limit": str(items)}
         while True:
             page: dict[str, Any] = self.call("GET", path, params=params).json()
             yield page

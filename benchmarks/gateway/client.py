@@ -142,14 +142,14 @@ class Session:
             await self._ask(due)
             sent += 1
 
-    async def _ask(self, due: float) -> None:
+    async def _ask(self, due: float, port: int | None = None) -> None:
         self._running += 1
         while self._idle:
             channel = self._idle.pop()
             if not channel.lost:
                 break
         else:
-            port = next(self._ports)
+            port = port or next(self._ports)
             try:
                 _, channel = await self._loop.create_connection(partial(Channel, port, self._on_end), "127.0.0.1", port)
             except OSError as error:
@@ -175,7 +175,7 @@ class Session:
             self._running += 1
             channel.ask(self._request(channel.port), now)
         elif goes_on:
-            task = asyncio.create_task(self._ask(now))
+            task = asyncio.create_task(self._ask(now, channel.port))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         elif not channel.lost:
@@ -220,7 +220,7 @@ class Session:
             completed=completed,
             errors=len(self._errors),
             error_examples=[error[:300] for error in self._errors[:_ERRORS_SHOWN]],
-            per_s=completed / self._load.seconds,
+            per_s=completed / (self._end - self._begin),
             events=dict(self._events),
             first_ms=_quantiles_ms([each.events_at[0] - each.sent for each in timed if each.events_at]),
             gap_ms=_quantiles_ms(self._gaps + self._last_gaps, 0.5, 0.99, 1.0),

@@ -18,7 +18,7 @@ class ControlPlane(ControlPlaneClient):
 
     def post(self, path: str, body: Any = None) -> Any:
         """The JSON of a POST."""
-        return self.call("POST", path, body).json()
+        return self.call("POST", path, body, repeat=False).json()
 
     def patch(self, path: str, body: Any) -> Any:
         """The JSON of a PATCH."""

@@ -38,7 +38,7 @@ def save_invoice_documents(control: ControlPlane, invoice_id: str, home: Path) -
 
 
 def _requests(control: ControlPlane, explained: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for page in control.pages(explained["requests_url"]):
+    for page in control.pages(explained["requests_url"], items=1000):
         if not page["matches"] or not all(each["rerated_equal"] for each in page["data"]):
             raise RuntimeError(f"line {explained['line']['id']} is not the sum of its requests: {page['found_nanos']}")
         yield from page["data"]

@@ -1,6 +1,4 @@
-"""Routes of revocations: a tenant deletes an adapter and reads its own revocations, an admin those of all tenants by
-the same routes.
-"""
+"""Routes of revocations: a tenant deletes an adapter and reads its own revocations, an admin those of all tenants."""
 
 from litestar import Controller, delete, get
 from litestar.di import NamedDependency
@@ -53,7 +51,7 @@ class OwnRevocations(Controller):
         limit: PageLimit = 50,
         cursor: PageCursor = None,
     ) -> Page[RevocationView]:
-        """List the revocations, newest first: a tenant's own, an admin's of all tenants."""
+        """List the revocations, newest first."""
         alive = fleet.statuses(redis)
         with unit_of_work(engine) as session:
             return revocation_views.list_revocations(

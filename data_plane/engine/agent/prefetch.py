@@ -118,7 +118,8 @@ class Prefetcher:
                 continue
             del self._unused[name]
             metrics.PREFETCH_OUTCOMES.labels(outcome).inc()
-        self._used = {name: at for name, at in self._used.items() if name in table.in_memory}
+        held = table.in_memory
+        self._used = {name: at for name, at in self._used.items() if name in held}
 
 
 def has_room(table: EngineResidency, *, memory_adapters: int, was_idle: Callable[[str], bool]) -> bool:

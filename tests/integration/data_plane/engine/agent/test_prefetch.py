@@ -11,7 +11,7 @@ from tests.fixtures.engine.agent_harness import REPLICA, engine_name, running_ag
 from tests.fixtures.gateway.requests import replica_status
 from tests.fixtures.quota.redis_commands import wait_for_commands
 
-MEMORY, IDLE_S = 6, 5
+MEMORY, IDLE_S = 6, 60
 
 
 @pytest.fixture(scope="module")
