@@ -99,7 +99,7 @@ _ROWS = """
 After each of these rows, too, the run compares all tokens that the callers received with the ledger. They must agree to
 the token, except in rows that kill a gateway or a replica, or take its memory.
 
-The last column names the code that checks the promise. `make test` runs the rows with a plus, too.
+The last column names the code that checks the promise. `make soak` runs the rows with a plus, too.
 
 | row | fault | promise | found | shown by |
 |---|---|---|---|---|
