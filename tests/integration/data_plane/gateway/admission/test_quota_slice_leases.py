@@ -89,14 +89,18 @@ async def test_slices_are_renewed_long_before_they_are_too_old_and_not_in_every_
     assert min(await expiries(redis, request)) > max(before)
 
 
-async def test_slices_of_two_gateways_never_exceed_a_limit(place):
+async def test_slices_of_two_gateways_never_exceed_a_limit(place, redis_settings):
     """A month with room for three slices: together they serve three requests without Redis, not four."""
-    redis, slices, settling = place
-    other = QuotaSlices(slices._reservations, settling, SETTINGS, lease_s=LEASE_S)
+    redis, slices, _ = place
     request, allowed = sliced(tokens_per_month=256 * 3 + 100)
-    for each in (slices, other):
-        each.record(request, allowed)
-        await each.run_once()
+    async with connected(redis_settings.redis_url) as (_, line):
+        settling, settler_line = settler(redis_settings.redis_url)
+        quota = Reservations(line, lease_s=LEASE_S, settled_marker_s=60)
+        other = QuotaSlices(quota, settling, SETTINGS, lease_s=LEASE_S)
+        for each in (slices, other):
+            each.record(request, allowed)
+            await each.run_once()
+        await settler_line.close()
     spent = [each.spend(request, allowed, BLOCK) for each in (slices, other) for _ in range(3)]
     assert len([each for each in spent if each is not None]) == 3
     assert await redis.hget(redis_keys.tenant_quota(request.tenant_id), "month_held") == b"768"
