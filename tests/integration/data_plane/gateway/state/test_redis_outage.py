@@ -10,7 +10,7 @@ import openai
 import pytest
 import redis
 
-from core import api_keys
+from core import api_keys, redis_acl, redis_keys
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.gateway.published import Publisher
@@ -77,6 +77,41 @@ def test_a_change_without_its_stream_entry_is_noticed_within_two_seconds(shared,
     stack.publisher.revoke(tenant.key)
     wait_until(lambda: status_of(client) == 401, timeout_s=2)
     assert time.monotonic() - began < promised_s(2)
+
+
+def test_a_gateway_that_was_stopped_refuses_until_it_has_the_change_that_it_missed(shared):
+    """No publisher waits for it meanwhile. Redis continues later than the gateway, which first cannot catch up."""
+    stack, valkey, _ = shared
+    tenant = stack.tenant()
+    client = tenant.sdk()
+    answers: list[tuple[int, str | None]] = []
+
+    def answer() -> tuple[int, str | None]:
+        try:
+            chat(client, max_tokens=1)
+        except openai.APIStatusError as error:
+            answers.append((error.status_code, error.code))
+        else:
+            answers.append((200, None))
+        return answers[-1]
+
+    assert answer() == (200, None)
+    statuses = [redis_keys.gateway(each.decode()) for each in stack.client.zrange(redis_keys.GATEWAYS, 0, -1)]
+    stack.gateway.process.send_signal(signal.SIGSTOP)
+    try:
+        wait_until(lambda: not any(map(stack.client.exists, statuses)), what="the end of its status")
+        stack.client.client_kill_filter(user=redis_acl.GATEWAY)
+        stack.publisher.revoke(tenant.key)
+        valkey.send_signal(signal.SIGSTOP)
+    finally:
+        stack.gateway.process.send_signal(signal.SIGCONT)
+    behind = (503, "gateway_behind")
+    try:
+        assert answer() == behind
+    finally:
+        valkey.send_signal(signal.SIGCONT)
+    wait_until(lambda: answer()[0] == 401, what="the change")
+    assert {each for each in answers[1:] if each[0] != 401} == {behind}
 
 
 def test_a_rebuilt_snapshot_is_loaded_whole_within_two_seconds(shared, promised_s):
