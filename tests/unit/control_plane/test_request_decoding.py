@@ -14,8 +14,11 @@ from control_plane.tenants.schemas import NewTenant, TenantPatch
     [
         (b"{}", NewPlan, "name", "missing_field"),
         (b'{"name": 3}', NewPlan, "name", "invalid_value"),
+        (b'{"name": null}', NewPlan, "name", "invalid_value"),
         (b'{"nope": 1}', NewPlan, "nope", "unknown_field"),
         (b'{"name":"a","limits":{"kv_pages":"1"}}', NewPlan, "limits.kv_pages", "invalid_value"),
+        (b'{"name":"a","limits":{"kv_pages":true}}', NewPlan, "limits.kv_pages", "invalid_value"),
+        (b'{"name":"a","limits":{"kv_pages":1%s}}' % (b"0" * 30), NewPlan, "limits.kv_pages", "invalid_value"),
         (b'{"name":"a","limits":{"kv":1}}', NewPlan, "limits.kv", "unknown_field"),
         (b'{"files":[{"path":"a","size_bytes":1}]}', NewRevision, "files[0].sha256", "missing_field"),
         (b'{"files":[{"path":"a","size_bytes":-1}]}', NewRevision, "files[0].size_bytes", "invalid_value"),
