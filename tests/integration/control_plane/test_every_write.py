@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from core.api_keys import ALL_SCOPES
 from tests.fixtures.control_plane.every_write import ADMIN, OWN, Write
 from tests.integration.control_plane.conftest import ANNOUNCED
 
@@ -41,7 +42,7 @@ FOR_GATEWAYS = {
 @pytest.fixture(scope="module")
 def walked(walk) -> tuple[list[Write], dict]:
     """All writes, and the OpenAPI document."""
-    return walk.writes, walk.api.anyone.get("/schema/openapi.json", timeout=60).raise_for_status().json()
+    return walk.writes, walk.document
 
 
 def test_the_walk_calls_every_write_of_the_document(walked):
@@ -58,6 +59,27 @@ def test_every_write_is_in_the_audit_trail_with_the_key_that_asked_for_it(walked
     writes, _ = walked
     silent = {each.operation for each in writes if each.caller not in {actor for actor, _ in each.audited}}
     assert silent == set()
+
+
+MOVE_MONEY = {
+    ("POST", f"{ADMIN}/tenants/{{tenant_id}}/credits"),
+    ("POST", f"{ADMIN}/tenants/{{tenant_id}}/credits/{{lot_id}}/refund"),
+    ("POST", f"{ADMIN}/invoices/{{invoice_id}}/payments"),
+    ("POST", f"{ADMIN}/invoices/{{invoice_id}}/credit-notes"),
+    ("POST", f"{OWN}/billing/top-ups"),
+}
+
+
+def test_a_write_that_is_sent_twice_with_one_key_is_one(walked):
+    """The second answer names the first one's object, and the audit trail shows one effect."""
+    writes, _ = walked
+    repeated = [each for each in writes if each.again is not None]
+    assert {each.operation for each in repeated} >= MOVE_MONEY
+    for each in repeated:
+        assert each.again.is_success, each.operation
+        assert each.again.headers.get("idempotent-replayed") == "true", each.operation
+        assert each.again.json().get("id") == each.body.get("id"), each.operation
+        assert each.audited_again == [], each.operation
 
 
 def test_the_audit_trail_shows_every_write_and_no_secret(walk):
@@ -90,7 +112,14 @@ BODIES = {
     f"{OWN}/notification-endpoints/{{endpoint_id}}/replay": {"since": "2026-01-01T00:00:00Z"},
 }
 """Those that are valid whatever is there, so that a route looks for its object."""
-OF_INFERENCE = {("GET", f"{OWN}/me"), ("GET", f"{OWN}/quota")}
+OF_EVERY_KEY = {("GET", f"{OWN}/me"), ("GET", f"{OWN}/quota")}
+READING = [each for each in ALL_SCOPES if each.endswith(":read")]
+OF_WRITERS = {
+    ("GET", f"{OWN}/adapters/{{name}}/revisions/{{revision_id}}/uploads"),
+    ("GET", f"{OWN}/api-keys"),
+    ("GET", f"{OWN}/api-keys/{{key_id}}"),
+}
+"""They read, and need a scope to write: the URLs of an upload, and the keys."""
 
 
 def of_tenants(document: dict) -> list[tuple[str, str]]:
@@ -152,8 +181,44 @@ def test_admin_keys_and_tenant_keys_do_not_mix(walk, walked):
             assert "Use a" in wrong.json()["detail"]
 
 
-def test_a_key_calls_no_route_outside_its_scopes(walk, walked, existing):
-    made = walk.tenant.http.post(f"{OWN}/api-keys", json={"scopes": ["inference"]}).json()
+def test_a_foreign_cursor_or_filter_shows_nothing_of_its_tenant(walk, walked, existing):
+    ours, (_, document), tried = walk.api.tenant("walked").http, walked, set()
+    for path in (path for method, path in of_tenants(document) if method == "GET" and "{" not in path):
+        parameters = {each["name"] for each in document["paths"][path]["get"].get("parameters", ())}
+        for name in parameters & existing.keys():
+            found = ours.get(path, params={name: existing[name][0]})
+            assert found.status_code == 404 or found.json()["data"] == [], (path, name, found.text)
+            tried.add((path, name))
+        if "cursor" in parameters:
+            cursor = walk.tenant.http.get(path, params={"limit": 1}).raise_for_status().json()["next_cursor"]
+            if cursor is not None:
+                own = ours.get(path).raise_for_status().json()["data"]
+                found = ours.get(path, params={"cursor": cursor}).raise_for_status().json()["data"]
+                assert all(row in own for row in found), (path, found)
+                tried.add((path, "cursor"))
+    assert tried > {(f"{OWN}/audit-events", "cursor"), (f"{OWN}/notification-deliveries", "endpoint_id")}
+
+
+def test_an_admin_finds_no_object_of_a_tenant_under_another_one(walk, walked, existing):
+    (_, document), other = walked, existing | {"tenant_id": [walk.api.tenant("walked").id]}
+    codes = {}
+    for path, operations in document["paths"].items():
+        if path.startswith(f"{ADMIN}/tenants/{{tenant_id}}/") and path.count("{") > 1:
+            for method in operations:
+                answer = walk.api.admin.request(method, filled(path, other), json={"amount_nanos": 10**9})
+                codes[method, path.removeprefix(f"{ADMIN}/tenants/{{tenant_id}}/")] = answer.json().get("code")
+    assert codes == {
+        ("get", "credits/{lot_id}"): "credit_lot_not_found",
+        ("post", "credits/{lot_id}/refund"): "credit_lot_not_found",
+        ("post", "credits/{lot_id}/void"): "credit_lot_not_found",
+        ("post", "discounts/{discount_id}/end"): "discount_not_found",
+    }
+
+
+@pytest.mark.parametrize("scopes", [["inference"], READING], ids=["inference", "reading"])
+def test_a_key_calls_no_route_outside_its_scopes(walk, walked, existing, scopes):
+    """Scopes to read change nothing, even all of them together."""
+    made = walk.tenant.http.post(f"{OWN}/api-keys", json={"scopes": scopes}).json()
     narrow, (_, document) = walk.api.client(made["key"]), walked
     answers = {
         (method, path): narrow.request(method, filled(path, existing), json=BODIES.get(path, {}))
@@ -162,7 +227,8 @@ def test_a_key_calls_no_route_outside_its_scopes(walk, walked, existing):
     allowed = {
         route for route, answer in answers.items() if answer.is_success or answer.json()["code"] != "scope_missing"
     }
-    assert allowed == OF_INFERENCE, allowed
+    reads = {route for route in answers if route[0] == "GET"} - OF_WRITERS
+    assert allowed == (OF_EVERY_KEY if scopes == ["inference"] else reads), allowed
 
 
 def test_the_pages_of_every_list_are_the_list(walk, walked, existing):
