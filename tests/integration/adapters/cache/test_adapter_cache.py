@@ -100,6 +100,14 @@ async def test_twenty_callers_share_one_download(stored, open_cache, counting):
         assert CACHE_FETCHES.labels(tier)._value.get() == fetched[tier] + 1
 
 
+async def test_caches_that_share_a_folder_share_one_whole_copy(stored, open_cache, counting, cache_settings):
+    digest, caches = stored(), [open_cache() for _ in range(3)]
+    for path in await asyncio.gather(*(cache.fetch(digest) for cache in caches)):
+        assert_whole(path)
+    assert counting.weights_downloaded() == 1
+    assert adapters_in(cache_settings.cache_dir) == {digest}
+
+
 async def test_a_cancelled_caller_does_not_cancel_the_others(stored, open_cache, counting):
     digest, cache = stored(), open_cache()
     counting.held_back = revision_prefix(digest)
