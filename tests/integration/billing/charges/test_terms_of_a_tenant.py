@@ -10,6 +10,7 @@ from billing.credits import lots
 from billing.invoicing import closing
 from billing.invoicing.schedule import PeriodSchedule
 from billing.invoicing.what_if import simulate
+from billing.prices import overrides
 from billing.prices.card import IncludedUsage, PriceCard, PriceTier, TieredPrice
 from billing.quotas.adjustment_runner import AdjustmentRunner
 from billing.subscriptions import assignments, calendars, discounts
@@ -151,6 +152,19 @@ def test_fifty_streams_that_run_during_a_plan_change_keep_the_version_of_their_a
     assert sorted((line.quantity, line.unit_price_nanos) for line in outputs) == [(9, 900), (51, 600)]
     assert len({line.price_version_id for line in outputs}) == 2
     assert stage.dead_letters() == []
+
+
+def test_prices_of_a_tenants_own_rate_its_usage_until_they_end(stage):
+    tenant = stage.tenant()
+    with unit_of_work(stage.engine) as session:
+        made = overrides.add(session, tenant_id=tenant, card=card(output_nanos=1))
+    stage.bill(stage.event(tenant, output_tokens=10, started_at_ms=clock.now_ms() + 1))
+    with unit_of_work(stage.engine) as session:
+        overrides.end(session, tenant_id=tenant)
+    stage.bill(stage.event(tenant, output_tokens=10, started_at_ms=clock.now_ms() + 1))
+    rows = stage.rows("SELECT output_nanos, price_version_id FROM usage_records ORDER BY request_id")
+    assert [row["output_nanos"] for row in rows] == [10, 6_000]
+    assert rows[0]["price_version_id"] == made.price_version_id
 
 
 @pytest.mark.scenario(186)

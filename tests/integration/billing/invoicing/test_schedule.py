@@ -13,6 +13,23 @@ HOUR = timedelta(hours=1)
 DEAR = Prices(input_nanos=150_000, cached_input_nanos=75_000, output_nanos=600_000, kv_page_second_nanos=1_000_000)
 
 
+def test_an_ended_month_is_invoiced_once_and_the_running_one_is_not(stage):
+    tenant = stage.tenant(DEAR)
+    last_month, this_month = (month_start(stage.now(), ago=ago) for ago in (1, 0))
+    last = stage.event(tenant, settled_at_ms=clock.to_ms(this_month) - 1, output_tokens=7)
+    stage.bill(last, stage.event(tenant, settled_at_ms=clock.to_ms(this_month), output_tokens=9))
+    months = stage.rows("SELECT month, output_tokens FROM usage_months ORDER BY month")
+    assert [tuple(row.values()) for row in months] == [(last_month, 7), (this_month, 9)]
+    for _ in range(2):
+        PeriodSchedule(stage.engine, grace=timedelta(0)).run_once()
+        (invoice,) = stage.rows("SELECT * FROM invoices")
+        assert invoice["period_end"] == this_month
+        assert stage.value("SELECT quantity FROM invoice_lines WHERE kind = 'output_tokens'") == 7
+    (following,) = stage.close()
+    outputs = [line.quantity for line in stage.invoice(following.id).lines if line.kind == "output_tokens"]
+    assert outputs == [9]
+
+
 @pytest.mark.scenario(62)
 def test_a_period_stays_open_for_late_usage_until_its_grace_is_over(stage):
     tenant = stage.tenant(DEAR)
