@@ -45,12 +45,13 @@ def test_a_stored_500_is_looked_up_and_only_what_is_absent_is_sent_with_a_new_ke
 
 
 @pytest.mark.scenario(135)
-def test_a_refund_whose_answer_was_lost_is_made_once(stage):
+@pytest.mark.parametrize("kind", ["error_before", "timeout_after"])
+def test_a_refund_that_failed_or_whose_answer_was_lost_is_made_once(stage, kind):
     tenant = stage.tenant()
     invoice = stage.invoice(tenant, 1_000)
     stage.work()
     stage.credit(invoice, 150)
-    stage.fail("error_before", "/v1/refunds")
+    stage.fail(kind, "/v1/refunds", seconds=4)
     for _ in range(5):
         stage.work_later()
     stage.receive()
