@@ -139,7 +139,7 @@ def test_the_worker_corrects_a_month_that_was_counted_twice(
         )
 
 
-def test_a_redis_restored_from_an_old_copy_is_rebuilt_although_its_mark_is_there(
+def test_the_worker_repairs_a_redis_that_is_restored_from_an_old_copy_or_loses_everything(
     stage, platform, postgres_settings, redis_settings, tmp_path
 ):
     tenant_id = platform.tenant()
@@ -151,7 +151,11 @@ def test_a_redis_restored_from_an_old_copy_is_rebuilt_although_its_mark_is_there
     assert not rebuild.is_due(stage.engine, stage.redis)
     before = platform.counts()
     stage.redis.hincrby(redis_keys.tenant_quota(tenant_id), "spent_nanos", -5)
-    stage.redis.set(redis_keys.QUOTAS_REBUILT, "the run before")
+    stage.redis.set(redis_keys.QUOTAS_REBUILT, "the run before")  # a copy has the mark of its server
     env = environment(postgres_settings.postgres_dsn, redis_settings.redis_url)
-    with worker(env | {"TENORA_BILLING_QUOTA_REPAIR_S": "1"}, tmp_path / "log"):
+    quotas = {"TENORA_BILLING_QUOTA_REPAIR_S": "1", "TENORA_BILLING_QUOTA_DRIFT_S": "3600"}
+    with worker(env | quotas, tmp_path / "log"):
         wait_until(lambda: platform.counts() == before, timeout_s=30, what="the counts")
+        stage.redis.flushall()
+        platform.publish()
+        wait_until(lambda: platform.counts() == before, timeout_s=30, what="the counts of a Redis that was emptied")
