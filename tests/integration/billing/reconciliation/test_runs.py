@@ -231,6 +231,26 @@ def test_a_later_run_reads_only_hours_that_changed_and_a_full_one_finds_the_same
     assert (full.hours, full.differences) == (4, changed.differences)
 
 
+def test_totals_on_demand_count_an_old_hour_by_the_last_run_until_it_changes(stage, reconciled):
+    tenant = stage.tenant()
+    estimate = reconciled.event(tenant, outcome="gateway_gone", estimated=True)
+    stage.bill(reconciled.event(tenant, cached_tokens=32), estimate)
+    counts = {"tenant_id": tenant, "requests": 2, "prompt_tokens": 200, "output_tokens": 45}
+    reconciled.report(**counts, cached_tokens=30)
+    reconciled.report_ended(tenant, estimate.request_id, output_tokens=25)
+    found = stage.reconcile()
+    assert (found.explained_drift_tokens, found.excess_cached_tokens) == (5, 2)
+    reconciled.run()
+    for table, column in (
+        ("usage_replica_hours", "changed_at"), ("engine_usage_hours", "changed_at"),
+        ("engine_ended_requests", "reported_at"),
+    ):  # fmt: skip
+        stage.force(f"UPDATE {table} SET {column} = now() - interval '3 days'")
+    assert stage.reconcile() == found
+    reconciled.report(**counts, cached_tokens=32)
+    assert (stage.reconcile().explained_drift_tokens, stage.reconcile().excess_cached_tokens) == (5, 0)
+
+
 def test_an_hour_that_changed_a_moment_ago_waits(stage, reconciled):
     stage.bill(reconciled.event(stage.tenant()))
     patient = runs.RunLimits(settle=timedelta(minutes=5), differences_max=10)

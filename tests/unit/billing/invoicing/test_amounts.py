@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from billing.charges.lines import DraftInvoiceLine
 from billing.credits.views import CreditUse
-from billing.invoicing.finalizing import Amounts, amounts
+from billing.invoicing.finalizing import Amounts, _legs, amounts
 from billing.tax.calculation import RateInForce, TaxDecision
+from core.money import cents_to_nanos
 
 NO_TAX, VAT = TaxDecision(), TaxDecision(rate=RateInForce(name="VAT", rate_ppm=190_000))
 
@@ -60,13 +61,26 @@ def test_promotional_credit_lowers_the_net_and_its_tax():
     assert [each.amount_cents for each in found.credits] == [1_000]
 
 
-@given(
-    lines=st.lists(st.integers(-(10**10), 10**12), min_size=1, max_size=40),
-    credits_nanos=st.lists(st.integers(1, 10**9), max_size=5),
-)
+LINES = st.lists(st.integers(-(10**10), 10**12), min_size=1, max_size=40)
+CREDITS = st.lists(st.integers(1, 10**9), max_size=5)
+
+
+@given(lines=LINES, credits_nanos=CREDITS)
 def test_lines_and_credits_are_the_net_and_each_is_within_a_cent(lines, credits_nanos):
     found = made(lines, tuple(credits_nanos), VAT)
     assert abs(found.net_cents * 10_000_000 - (found.amount_nanos - found.credited_nanos)) <= 5_000_000
     assert [tax.base_cents for tax in found.taxes] == [found.net_cents]
     for each in [*found.lines, *found.credits]:
         assert abs(each.amount_cents * 10_000_000 - each.amount_nanos) < 10_000_000
+
+
+@given(lines=LINES, credits_nanos=CREDITS, tax=st.sampled_from([NO_TAX, VAT]))
+def test_what_was_used_becomes_a_receivable_of_whole_cents_with_tax_and_a_rounding(lines, credits_nanos, tax):
+    found = made(lines, tuple(credits_nanos), tax)
+    legs = _legs("tn", found)
+    assert sum(legs.values()) == 0
+    moved = {account.kind: nanos for account, nanos in legs.items()}
+    assert moved["usage_unbilled"] == sum(credits_nanos) - sum(lines)
+    assert moved["receivable"] == cents_to_nanos(found.net_cents + found.tax_cents)
+    assert moved.get("tax_payable", 0) == -cents_to_nanos(found.tax_cents)
+    assert abs(moved["rounding"]) <= 5_000_000
