@@ -92,13 +92,14 @@ def test_a_whole_answer_says_how_far_it_has_got(engine):
     request_id = new_id("req")
     ids = [f"cmpl-{request_id}-0"]
     body = {"model": BASE, "prompt": "The sea", "max_tokens": 200, "logit_bias": NEVER_ENDS}
+    headers = {"x-request-id": request_id, "x-tenora-tenant": new_id("tn")}  # without a tenant, nothing is counted
 
     def so_far() -> int | None:
         found = engine.client.post("/tenora/v1/progress", json={"request_ids": ids}).raise_for_status().json()
         return found["requests"].get(ids[0], {}).get("kv_page_ms")
 
     def answer() -> httpx.Response:
-        return engine.client.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+        return engine.client.post("/v1/completions", json=body, headers=headers)
 
     with ThreadPoolExecutor(1) as elsewhere:
         answered = elsewhere.submit(answer)
