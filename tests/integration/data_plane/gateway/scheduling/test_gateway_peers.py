@@ -168,3 +168,14 @@ async def test_held_pages_that_are_not_a_number_are_ignored(client, pair):
         for refresh in (one.replicas.refresh(), one.replicas.refresh_held("m")):
             await refresh
             assert [candidate.load.held_pages for candidate in one.replicas.pool("m")] == [expected]
+
+
+async def test_replicas_are_read_once_a_refresh_in_whatever_order_their_heartbeats_come(client, pair):
+    one, _ = pair
+    for heartbeats in ({"rep_1": 1, "rep_2": 2}, {"rep_1": 3, "rep_2": 2}):
+        await client.zadd(redis_keys.REPLICAS, heartbeats)
+        await one.replicas.refresh()
+    before = (await client.info("commandstats"))["cmdstat_zrange"]["calls"]
+    await client.zadd(redis_keys.REPLICAS, {"rep_2": 4})
+    await one.replicas.refresh()
+    assert (await client.info("commandstats"))["cmdstat_zrange"]["calls"] == before + 1
