@@ -174,8 +174,8 @@ class Replicas:
         self.peers.apply(sent, replies[: sent.commands])
 
     async def _read(self, ids: list[str]) -> tuple[list[str], list[Any], list[Any]]:
-        """The ids of all replicas, sorted (Redis has them in the order of their heartbeats, which changes all the time),
-        and heartbeats and held pages of the given ones, in their order. Applies the other gateways' backlogs as well.
+        """The ids of all replicas, sorted (Redis has them in the order of their heartbeats), and heartbeats and held
+        pages of the given ones, in their order. Applies the other gateways' backlogs as well.
         """
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.zrange(redis_keys.REPLICAS, 0, -1)
