@@ -34,7 +34,7 @@ async def test_a_prompt_of_100_000_tokens_blocks_the_event_loop_for_at_most_20_m
 
         async def serve() -> None:
             call = parse_call("chat", body, BodyLimits(24, 256))
-            counted.append(await counters.count("tn_a", route, call, len(body)))
+            counted.extend(await counters.count("tn_a", route, call, len(body)))
             engine_body(call, model=route.id, max_tokens=8, cache_salt="salt")
 
         try:
