@@ -188,7 +188,7 @@ def test_unbilled_usage_at_the_threshold_is_invoiced_at_once_and_the_rest_later(
 
 def bought(stage) -> list[int]:
     """What was asked of saved cards, in cents."""
-    return [each["amount_cents"] for each in stage.rows("SELECT amount_cents FROM charges")]
+    return [each["amount_cents"] for each in stage.rows("SELECT amount_cents FROM charges ORDER BY id")]
 
 
 @pytest.mark.scenario(84)

@@ -76,7 +76,7 @@ def test_a_card_that_wants_its_owner_waits_for_it_at_an_address_of_ours_and_is_p
     stage.work()
     case = stage.case(invoice)
     assert case["next_attempt_at"] is None
-    notice = stage.rows("SELECT event_type, data FROM notifications WHERE tenant_id = :t", t=tenant)
+    notice = stage.rows("SELECT event_type, data FROM notifications WHERE tenant_id = :t ORDER BY id", t=tenant)
     assert [each["event_type"] for each in notice] == ["invoice.finalized", "invoice.payment_action_required"]
     assert notice[1]["data"]["url"] == f"{PUBLIC_URL}/pay/{case['pay_token']}"
     for _ in range(3):
