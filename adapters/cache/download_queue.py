@@ -46,6 +46,10 @@ class _Waiter:
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
+def _stopped() -> DownloadStopped:
+    return DownloadStopped("the download was stopped before its turn")
+
+
 class DownloadQueue:
     """Use ``async with queue.slot(owner, download)`` around each download."""
 
@@ -58,7 +62,11 @@ class DownloadQueue:
 
     @asynccontextmanager
     async def slot(self, owner: str, download: Download) -> AsyncIterator[None]:
-        """Wait for a turn and hold it. Raises ``DownloadQueueFull`` instead of waiting beyond the bounds."""
+        """Wait for a turn and hold it. Raises ``DownloadQueueFull`` instead of waiting beyond the bounds, and
+        ``DownloadStopped`` for a download that was stopped before it came here.
+        """
+        if download.stop.is_set():
+            raise _stopped()
         if len(self._waiting.get(owner, ())) >= self._bounds.waiting_per_owner:
             raise DownloadQueueFull(of_owner=True)
         if self._count_waiting() >= self._bounds.waiting:
@@ -100,7 +108,7 @@ class DownloadQueue:
         """End the wait of a download that was stopped."""
         waiter, _ = self._find(download)
         if waiter is not None and not waiter.granted.done():
-            waiter.granted.set_exception(DownloadStopped("the download was stopped before its turn"))
+            waiter.granted.set_exception(_stopped())
 
     def _find(self, download: Download) -> tuple[_Waiter | None, int]:
         for queue in self._waiting.values():

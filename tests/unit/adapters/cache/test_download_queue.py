@@ -144,6 +144,9 @@ async def test_a_withdrawn_download_does_not_wait():
     with pytest.raises(DownloadStopped):
         await second
     queue.withdraw(download)
+    download.stop.set()
+    with pytest.raises(DownloadStopped):  # it is stopped before it comes to wait
+        await asyncio.wait_for(wait(), 5)
     release.set()
     await first
 
