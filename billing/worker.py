@@ -210,6 +210,7 @@ def run() -> None:
         threads.start()
         payments.start()
         changes.start()
+        telemetry.report_readiness(lambda: changes.trouble)
         try:
             BillingWorker(redis, stream, meter, quotas, settings, stop).run_forever()
         finally:

@@ -33,8 +33,8 @@ from control_plane.documents.api import (
     OwnInvoiceDocuments,
 )
 from control_plane.errors import HANDLERS
-from control_plane.fleet.api import AdminReplicas
-from control_plane.health import ReadinessCheck, healthz, readyz
+from control_plane.fleet.api import AdminCordons, AdminReplicas
+from control_plane.health import ReadinessCheck, livez, readyz
 from control_plane.http_protocol import protocol_for
 from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.invoices.documents_api import AdminCorrections, AdminParties, OwnDocuments
@@ -63,7 +63,7 @@ from control_plane.tenants.api import AdminTenants, OwnTenant
 from control_plane.tenants.terms_api import AdminTenantTerms, OwnPlanOfTenant
 from control_plane.usage.api import OwnQuota, OwnUsage, TenantUsage
 from control_plane.usage.organization_api import OrganizationUsage
-from core import db
+from core import db, telemetry
 from core.request_rate import RequestRate
 from core.struct_types import complete_struct_types
 
@@ -104,6 +104,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         # A thread for each request that may run: one that waits for Postgres must not keep another from starting.
         threads = 2 * settings.web.control_requests_max + settings.web.control_admin_requests_max
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="request"))
+        telemetry.report_readiness(resources.readiness.not_ready)
         yield
         # A request that still runs returns its connections before they are closed.
         await asyncio.get_running_loop().shutdown_default_executor()
@@ -115,7 +116,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
 
     app = Litestar(
         route_handlers=[
-            healthz,
+            livez,
             readyz,
             pay_invoice,
             stripe_webhook(settings.webhooks.payments_webhook_bytes_max),
@@ -192,6 +193,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             admin_base_models(settings.web.control_base_model_bytes_max),
             AdminRankClasses,
             AdminReplicas,
+            AdminCordons,
             AdminRevocations,
             AdminBilling,
             AdminCorrections,

@@ -35,8 +35,8 @@ class Liveness(msgspec.Struct, frozen=True, kw_only=True):
     status: Annotated[Literal["ok"], fields.STATUS] = "ok"
 
 
-@get("/healthz", sync_to_thread=False, tags=["health"], security=[])
-def healthz() -> Liveness:
+@get("/livez", sync_to_thread=False, tags=["health"], security=[])
+def livez() -> Liveness:
     """Liveness: the process answers."""
     return Liveness()
 
@@ -64,6 +64,11 @@ class ReadinessCheck:
                 self._asked_at = time.monotonic()
             return self._last
 
+    def not_ready(self) -> str:
+        """The dependencies that do not answer; empty when all do."""
+        states = msgspec.structs.asdict(self.result())
+        return ", ".join(f"{name} is unavailable" for name, state in states.items() if state != "ok")
+
     def _ask_postgres(self) -> None:
         with self._engine.connect() as connection:
             connection.execute(text("SELECT 1"))
@@ -72,9 +77,7 @@ class ReadinessCheck:
 @get("/readyz", sync_to_thread=True, tags=["health"], security=[])
 def readyz(readiness: NamedDependency[ReadinessCheck]) -> Response[Readiness]:
     """Readiness: Postgres, Redis and S3 answer. 503 when one of them does not."""
-    ready = readiness.result()
-    good = ready == Readiness(postgres="ok", redis="ok", s3="ok")
-    return Response(ready, status_code=200 if good else 503)
+    return Response(readiness.result(), status_code=503 if readiness.not_ready() else 200)
 
 
 def _state(name: str, ask: Callable[[], object]) -> State:

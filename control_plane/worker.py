@@ -35,7 +35,7 @@ from control_plane.registry.revocations.receipts import ReceiptCollector
 from control_plane.settings import ControlSettings, WorkerSettings
 from control_plane.tenants.scheduled_versions import LOOK_EVERY_S, ScheduledVersions
 from control_plane.tenants.spend_ceilings import SpendCeilings
-from core import db
+from core import db, telemetry
 from core.loops import DatabaseChanges, Loop, LoopThreads
 from core.struct_types import complete_struct_types
 
@@ -147,6 +147,7 @@ def run(settings: ControlSettings) -> int:
     )
     threads.start()
     changes.start()
+    telemetry.report_readiness(lambda: changes.trouble)
     structlog.get_logger().info("worker started", loops=[loop.name for loop in found])
     remove_abandoned(settings.upload.upload_work_dir)
     stop.wait()

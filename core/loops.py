@@ -40,7 +40,7 @@ class Loop(NamedTuple):
 
 class DatabaseChanges:
     """Looks every ``look_s`` whether a transaction that wrote something has ended. While Postgres does not answer,
-    nothing is seen; when it is back, that counts as a change.
+    nothing is seen, and ``trouble`` says why; when it is back, that counts as a change.
     """
 
     def __init__(self, engine: Engine, *, look_s: float) -> None:
@@ -48,6 +48,7 @@ class DatabaseChanges:
         self._look_s = look_s
         self._stop = threading.Event()
         self._wakes: list[threading.Event] = []
+        self.trouble = "the database has not been reached"
         self._thread = threading.Thread(target=self._watch, name="database-changes", daemon=True)
 
     def subscribe(self) -> threading.Event:
@@ -70,13 +71,12 @@ class DatabaseChanges:
             wake.set()
 
     def _watch(self) -> None:
-        cause = ""
         while not self._stop.is_set():
             try:
                 self._look_until_stopped()
             except Exception as error:  # noqa: BLE001 - the thread survives every error; loops look after ``idle_s``
-                if (now := str(error)[:500]) != cause:
-                    cause = now
+                if (cause := str(error)[:500]) != self.trouble:
+                    self.trouble = cause
                     _log.warning("changes of the database are not seen", cause=cause)
                 self._stop.wait(_RECONNECT_S)
 
@@ -91,6 +91,7 @@ class DatabaseChanges:
                 result = connection.pgconn.exec_(_SNAPSHOT)  # a third of the CPU time of a cursor
                 if result.error_message:
                     raise ConnectionError(result.error_message.decode(errors="replace"))
+                self.trouble = ""
                 if (found := result.get_value(0, 0)) != seen:
                     seen = found
                     self.announce()

@@ -213,4 +213,9 @@ class TelemetrySettings(Fragment):
         Literal["debug", "info", "warning", "error"],
         BeforeValidator(lambda given: given.lower() if isinstance(given, str) else given),
     ] = Field(default="info", description="Lowest level of the log events that are written.")
-    metrics_port: int = Field(default=0, ge=0, le=65535, description="Prometheus port on loopback; 0 serves none.")
+    metrics_host: str = Field(
+        default="127.0.0.1",
+        description="Address on which the process serves `/metrics`, `/livez` and `/readyz`, without a key: loopback "
+        "or an address of a private network.",
+    )
+    metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of metrics and probes; 0 serves none.")

@@ -1,17 +1,27 @@
-"""Logs and metrics of a process: one JSON line per event on standard output, Prometheus on a loopback port.
+"""Logs, metrics and probes of a process: one JSON line per event on standard output; ``/metrics``, ``/livez`` and
+``/readyz`` on a port of its own.
 
-Metrics fail open: when the port is taken, that is logged and the process continues. Secrets and prompts are never
-logged.
+That port fails open: when it is taken, that is logged and the process continues. Secrets and prompts are never logged.
 """
 
 import logging
 import sys
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
-from prometheus_client import start_http_server
+from prometheus_client import make_wsgi_app
 from structlog.typing import EventDict, WrappedLogger
 
 from core.settings import TelemetrySettings
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+_not_ready: Callable[[], str] = lambda: "it is starting"  # noqa: E731 - until the process says it
 
 
 def set_up(process: str, settings: TelemetrySettings) -> None:
@@ -41,6 +51,39 @@ def set_up(process: str, settings: TelemetrySettings) -> None:
     )
     if settings.metrics_port:
         try:
-            start_http_server(settings.metrics_port, addr="127.0.0.1")
+            server = make_server(settings.metrics_host, settings.metrics_port, _answer, _Server, _Handler)
         except OSError as error:
             structlog.get_logger().warning("metrics port unavailable", port=settings.metrics_port, error=str(error))
+        else:
+            threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+
+
+def report_readiness(not_ready: Callable[[], str]) -> None:
+    """From now on ``/readyz`` says why this process is not ready, or that it is when ``not_ready`` gives no reason. It
+    is called in a thread of its own.
+    """
+    global _not_ready  # noqa: PLW0603 - a process has one state
+    _not_ready = not_ready
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the library's
+        """Log no request."""
+
+
+_metrics: Callable[["WSGIEnvironment", "StartResponse"], Iterable[bytes]] = make_wsgi_app()
+
+
+def _answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+    path = environ["PATH_INFO"]
+    if path == "/metrics":
+        return _metrics(environ, start_response)
+    status, text = {"/livez": ("200 OK", "alive"), "/readyz": ("200 OK", "ready")}.get(path, ("404 Not Found", path))
+    if path == "/readyz" and (reason := _not_ready()):
+        status, text = "503 Service Unavailable", reason
+    start_response(status, [("content-type", "text/plain; charset=utf-8")])
+    return [text.encode() + b"\n"]

@@ -13,6 +13,7 @@ from litestar.datastructures import State
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from core import telemetry
 from core.ids import new_id
 from core.newest_published import NewestPublished
 from data_plane.gateway.admission.admission import Admission
@@ -58,6 +59,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
     """The gateway as an ASGI application. It opens nothing until its lifespan starts."""
     gateway = _Gateway(settings)
     routes = gateway.routes()
+    telemetry.report_readiness(routes.not_ready)
     return Litestar(
         lifespan=[lambda _app: gateway.running()],
         state=State({"settings": settings, "handle": routes.handle}),

@@ -67,7 +67,7 @@ class Routes:
             "/v1/tokenize": ("POST", self._tokenize),
             "/v1/models": ("GET", self._list_models),
             "/v1/quota": ("GET", self._show_quota),
-            "/healthz": ("GET", self._health),
+            "/livez": ("GET", self._health),
             "/readyz": ("GET", self._ready),
         }
 
@@ -150,10 +150,21 @@ class Routes:
         await _answer(client, {"status": "alive"})
 
     async def _ready(self, client: Client, _request_id: str) -> None:
-        has_snapshot, has_redis = self._snapshot.tables is not None, self._replicas.reachable
-        ready = has_snapshot and has_redis and self._heartbeat.current
-        state = {"ready": ready, "snapshot": has_snapshot, "redis": has_redis, "current": self._heartbeat.current}
-        await _answer(client, {**state, "generation": self._snapshot.generation}, status=200 if ready else 503)
+        state = self._state()
+        ready = all(state.values())
+        answer = {"ready": ready, **state, "generation": self._snapshot.generation}
+        await _answer(client, answer, status=200 if ready else 503)
+
+    def not_ready(self) -> str:
+        """What this process lacks to serve requests; empty when nothing."""
+        return ", ".join(f"no {name}" for name, is_there in self._state().items() if not is_there)
+
+    def _state(self) -> dict[str, bool]:
+        return {
+            "snapshot": self._snapshot.tables is not None,
+            "redis": self._replicas.reachable,
+            "current": self._heartbeat.current,
+        }
 
     async def _unknown_path(self, client: Client, _request_id: str) -> None:
         raise NotFound(

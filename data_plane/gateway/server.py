@@ -77,7 +77,7 @@ def create_worker_app() -> Litestar:
         "TOKENIZERS_PARALLELISM", "false"
     )  # prompts are counted one by one, so more threads would not help
     settings = GatewaySettings()
-    telemetry.set_up("gateway", settings.model_copy(update={"metrics_port": _free_from(settings.metrics_port)}))
+    telemetry.set_up("gateway", settings.model_copy(update={"metrics_port": _free_from(settings)}))
     complete_struct_types()
     return create_app(settings)
 
@@ -85,15 +85,16 @@ def create_worker_app() -> Litestar:
 _PORTS_TRIED = 64
 
 
-def _free_from(port: int) -> int:
-    """The first port from ``port`` on that no other worker uses; 0 stays 0."""
+def _free_from(settings: GatewaySettings) -> int:
+    """The first port from ``metrics_port`` on that no other worker uses; 0 stays 0."""
+    port = settings.metrics_port
     if port == 0:
         return 0
     for candidate in range(port, min(port + _PORTS_TRIED, 65536)):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("127.0.0.1", candidate))
+                probe.bind((settings.metrics_host, candidate))
             except OSError:
                 continue
             return candidate

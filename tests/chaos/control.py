@@ -106,7 +106,7 @@ def plane(folder: Path, postgres_url: str) -> Iterator[Plane]:
         )
         url = f"http://127.0.0.1:{port}"
         for name, role, ready in (
-            ("web", database_roles.WEB, lambda: answers(f"{url}/healthz")),
+            ("web", database_roles.WEB, lambda: answers(f"{url}/livez")),
             ("worker", database_roles.WORKER, lambda: True),
         ):
             env = environment(settings, role, TENORA_CONTROL_PORT=str(port))

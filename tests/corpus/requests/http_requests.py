@@ -168,14 +168,14 @@ ITEMS = [
 ]  # fmt: skip
 
 WIRE = [
-    ("R7", b"GET /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
+    ("R7", b"GET /livez HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
     ("R7", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"),
-    ("R7", b"GET /healthz HTTP/1.1\r\nx: a\rb\r\n\r\n"),
+    ("R7", b"GET /livez HTTP/1.1\r\nx: a\rb\r\n\r\n"),
     ("R7", b"nonsense\r\n\r\n"),
     ("R4", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999999999\r\n\r\n{"),
     ("R6", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + b"x-a: " + b"a" * 70_000),
     ("R6", b"POST /v1/models HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: " + b"a" * 70_000),
-    ("R7", b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"),
+    ("R7", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /livez HTTP/1.1\r\nhost: x\r\n\r\n"),
     ("R40", b"GET /v1/models HTTP/1.0\r\n\r\n"),
     ("R40", b"BREW /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"),
 ]

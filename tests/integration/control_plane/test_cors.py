@@ -94,7 +94,7 @@ def test_every_configured_origin_gets_itself_and_a_vary_header(api):
     for origin in api.settings.cors.control_cors_origins:
         answer = preflight(f"{api.url}/api/v1/me", "GET", ["authorization"], origin)
         assert allows(answer, "GET", ["authorization"], origin)
-        plain = api.anyone.get("/healthz", headers={"origin": origin})
+        plain = api.anyone.get("/livez", headers={"origin": origin})
         assert plain.headers["access-control-allow-origin"] == origin
         for each in (answer, plain):
             assert "origin" in each.headers["vary"].lower()
@@ -105,7 +105,7 @@ def test_every_configured_origin_gets_itself_and_a_vary_header(api):
 def test_pages_of_other_origins_are_refused(api, origin):
     for method in ("GET", "POST"):
         assert not allows(preflight(f"{api.url}/api/v1/me", method, ["authorization"], origin), method, [], origin)
-    assert "access-control-allow-origin" not in api.anyone.get("/healthz", headers={"origin": origin}).headers
+    assert "access-control-allow-origin" not in api.anyone.get("/livez", headers={"origin": origin}).headers
 
 
 def test_pages_can_read_refusals(api):

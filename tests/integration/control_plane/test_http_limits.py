@@ -55,20 +55,20 @@ def half_sent(api: Api, key: str) -> socket.socket:
 def test_an_endless_header_ends_the_connection(start):
     api = start(control_headers_max_bytes=4096)
     with connect(api) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nx: ")
+        connection.sendall(b"GET /livez HTTP/1.1\r\nx: ")
         with contextlib.suppress(ConnectionError):
             for _ in range(64):
                 connection.sendall(b"a" * 65_536)
         received = response(connection)
     assert received == b"" or (b" 431 " in received and b"headers_too_large" in received)
-    assert api.anyone.get("/healthz").status_code == 200
+    assert api.anyone.get("/livez").status_code == 200
 
 
 def test_what_does_not_arrive_in_time_ends_the_connection(start):
     api = start(control_headers_s=0.5, control_body_s=0.5)
     tenant = api.tenant()
     with connect(api) as unused, connect(api) as headers, half_sent(api, tenant.key) as body:
-        headers.sendall(b"GET /healthz HTTP/1.1\r\n")
+        headers.sendall(b"GET /livez HTTP/1.1\r\n")
         assert response(unused) == b""
         received = response(headers)
         assert b" 408 " in received
@@ -127,12 +127,12 @@ def test_connections_of_one_address_are_limited(start):
         for _ in range(4):
             opened.enter_context(connect(api))
         with connect(api) as fifth:
-            fifth.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            fifth.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
             received = response(fifth)
         assert b" 503 " in received
         assert b'"code":"overloaded"' in received
         assert b"retry-after: 1" in received
-    wait_until(lambda: api.anyone.get("/healthz").status_code == 200, what="connections to be free again")
+    wait_until(lambda: api.anyone.get("/livez").status_code == 200, what="connections to be free again")
 
 
 def test_a_body_survives_an_offer_to_upgrade(shared_api):

@@ -158,7 +158,7 @@ def test_a_process_without_its_dependencies_runs_and_reports_not_ready(settings)
         web=settings.web,
     )
     with running_api(nowhere) as api:
-        assert api.anyone.get("/healthz").json() == {"status": "ok"}
+        assert api.anyone.get("/livez").json() == {"status": "ok"}
         answer = api.anyone.get("/readyz")
         assert (answer.status_code, answer.json()["redis"], answer.json()["postgres"]) == (503, "unavailable", "ok")
         refused = api.tenant().http.get("/api/v1/quota")

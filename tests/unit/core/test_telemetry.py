@@ -1,8 +1,11 @@
 """The fields of every log line of a process, from any thread or request."""
 
+import http.client
 import json
 import subprocess
 import sys
+
+from tenora.stack.program import free_port
 
 PROGRAM = """
 import threading
@@ -27,3 +30,45 @@ def test_each_line_names_the_process_and_the_request_within_which_it_is_written(
     assert [(line["event"], line["process"], line.get("request_id")) for line in lines] == [
         ("from a thread", "worker", None), ("within", "worker", "req_1"), ("after", "worker", None),
     ]  # fmt: skip
+
+
+PROBED = """
+import sys
+from core import telemetry
+from core.settings import TelemetrySettings
+
+telemetry.set_up("worker", TelemetrySettings(metrics_host="127.0.0.2", metrics_port=int(sys.argv[1])))
+print("up", flush=True)
+for line in sys.stdin:
+    telemetry.report_readiness(line.strip)
+    print("said", flush=True)
+"""
+
+
+def test_probes_and_metrics_answer_on_the_address_of_the_settings():
+    port = free_port()
+
+    def ask(path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.2", port, timeout=10)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode().strip()
+
+    command = [sys.executable, "-c", PROBED, str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+
+        def report(reason: str) -> None:
+            process.stdin.write(reason + "\n")
+            assert process.stdout.readline() == "said\n"
+
+        try:
+            assert process.stdout.readline() == "up\n"
+            assert [ask("/livez"), ask("/readyz")] == [(200, "alive"), (503, "it is starting")]
+            report("no database")
+            assert [ask("/livez"), ask("/readyz")] == [(200, "alive"), (503, "no database")]
+            report("")
+            assert ask("/readyz") == (200, "ready")
+            assert "process_cpu_seconds_total" in ask("/metrics")[1]
+            assert ask("/else")[0] == 404
+        finally:
+            process.kill()

@@ -35,7 +35,7 @@ def test_the_age_is_unknown_without_postgres_and_not_zero():
 
 def test_metrics_that_are_read_after_the_api_has_stopped_open_no_connection(settings, engine):
     with running_api(settings) as api:
-        api.anyone.get("/healthz").raise_for_status()
+        api.anyone.get("/livez").raise_for_status()
     assert math.isnan(REGISTRY.get_sample_value("tenora_control_outbox_age_seconds"))
     with engine.connect() as connection:
         others = (

@@ -60,7 +60,7 @@ def rest(connection: socket.socket) -> bytes:
 )
 def test_long_trailers_end_the_connection(stack, tenant, piece, keyed):
     tenant.sdk()
-    head = head_of(tenant) if keyed else b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
+    head = head_of(tenant) if keyed else b"GET /livez HTTP/1.1\r\nhost: x\r\n"
     body = json.dumps(CHAT).encode()
     with connect(stack.gateway) as connection:
         connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\nx: " % (len(body), body))
@@ -74,11 +74,11 @@ def test_long_trailers_end_the_connection(stack, tenant, piece, keyed):
 
 def test_an_unread_body_ends_the_connection(stack):
     with connect(stack.gateway) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{")
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{")
         assert b"connection: close" in rest(connection)
     with connect(stack.gateway) as connection:
         for _ in range(2):
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+            connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
             assert b"connection: close" not in connection.recv(65536)
 
 
@@ -89,7 +89,7 @@ def test_a_pipelined_request_does_not_hide_that_the_caller_disconnected(stack, t
     connection = connect(stack.gateway)
     connection.sendall(head_of(tenant) + b"content-length: %d\r\n\r\n" % len(body) + body)
     assert b"200 OK" in connection.recv(4096)
-    connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+    connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     connection.close()
     left = time.monotonic()

@@ -243,6 +243,6 @@ def test_every_token_the_engine_counted_is_in_an_event(stack):
 
 
 def test_health_and_readiness_are_reported(stack):
-    assert httpx.get(f"{stack.gateway.url}/healthz").json() == {"status": "alive"}
+    assert httpx.get(f"{stack.gateway.url}/livez").json() == {"status": "alive"}
     ready = httpx.get(f"{stack.gateway.url}/readyz").json()
     assert (ready["ready"], ready["current"]) == (True, True)

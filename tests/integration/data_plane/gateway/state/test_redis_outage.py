@@ -172,7 +172,7 @@ def test_during_a_redis_outage_no_request_is_admitted_and_running_ones_are_settl
     thread.join()  # the running stream continues to its end without Redis
     assert len(chunks) > 60
     assert httpx.get(f"{stack.gateway.url}/readyz").status_code == 503
-    assert httpx.get(f"{stack.gateway.url}/healthz").status_code == 200
+    assert httpx.get(f"{stack.gateway.url}/livez").status_code == 200
     with processes.running(program):
         event = wait_until(lambda: _events(tenant), what="the late settlement")[0]
         journal = stack.witness.journal()[event.request_id]
