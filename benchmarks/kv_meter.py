@@ -41,8 +41,8 @@ def compare(requests: int, steps: int, block_tokens: int) -> tuple[list[float], 
     measured = type("Measured", (AsyncScheduler,), {})
     attach(measured)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TENORA_ENGINE_RUN_DIR"] = folder
-        (run_dir := Path(folder) / "rep_local").mkdir()
+        os.environ |= {"TENORA_ENGINE_RUN_DIR": folder, "TENORA_REPLICA_ID": "rep_one"}
+        (run_dir := Path(folder) / "rep_one").mkdir()
         blocks = requests * (steps + 256) // block_tokens + requests + 1
         options = {"blocks": blocks, "block_tokens": block_tokens, "sequences": requests}
         both = [SteppedScheduler(run_dir, kind, **options) for kind in (AsyncScheduler, measured)]

@@ -12,6 +12,7 @@ SNAPSHOT_UNSURE: Final = "tenora:snapshot:unsure"  # set for some time after Red
 
 # Written by agents.
 REPLICAS: Final = "tenora:replicas"  # sorted set: replica id by heartbeat in Unix milliseconds
+DRAIN_LASTS_S: Final = 7 * 86_400  # after the drained boot's last heartbeat
 ENGINE_USAGE: Final = "tenora:engine_usage"  # stream of EngineUsageReport in field "report", which billing stores
 COST_WINDOWS: Final = "tenora:cost_windows"  # stream of CostWindow in field "window", which billing stores and removes
 
@@ -58,7 +59,7 @@ def replica(replica_id: str) -> str:
 
 
 def replica_drain(replica_id: str) -> str:
-    """Set while an operator requests that the replica drains."""
+    """While an admin drains the replica: the boot id that drains. A later boot serves."""
     return f"tenora:replica:{replica_id}:drain"
 
 

@@ -1,4 +1,5 @@
 """Drains a replica, and undoes that. The request is a key in Redis that the replica's agent reads with every heartbeat.
+It names the boot that drains: after a restart the replica serves again.
 
 The last ready replica that serves something is drained only by force. Drains are decided one at a time, so that two
 admins cannot drain the last two replicas at once. Fails closed without Redis or Postgres.
@@ -30,20 +31,15 @@ def drain(
     """Request that a live replica accept no new requests and finish its running ones. Raises NotFound, and Conflict for
     the last replica that serves something, unless ``force`` is set.
     """
-    session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+    lock(session)
     alive = service.list_replicas(redis)
     replica = _found(alive, replica_id)
     if replica.drain_requested:
         return replica
-    if not force and (lost := unserved_without(replica, alive, adapter_classes(session, replica.base_model))):
-        raise Conflict(
-            f"{replica_id} is the last ready replica for {' and '.join(lost)}. Start another one first, or send "
-            '{"force": true} to drain it all the same.',
-            code="last_ready_replica",
-        )
+    require_others(session, [replica], alive, adapter_classes, what=replica_id, force=force)
     audit.record(session, actor=actor, action="replica.drained", target=replica_id, details={"force": force})
     session.flush()  # a drain that cannot be recorded does not happen
-    redis.set(redis_keys.replica_drain(replica_id), "1")
+    redis.set(redis_keys.replica_drain(replica_id), replica.boot_id, ex=redis_keys.DRAIN_LASTS_S)
     return _found(service.list_replicas(redis), replica_id)
 
 
@@ -58,23 +54,52 @@ def undo(session: Session, redis: Redis, replica_id: str, *, actor: str) -> Repl
     return _found(service.list_replicas(redis), replica_id)
 
 
-def unserved_without(replica: ReplicaView, alive: Sequence[ReplicaView], needed: Collection[int]) -> list[str]:
-    """What no other ready replica would serve: its base model, or the adapters of some of its rank classes, of which
-    ``needed`` have adapters. A replica that serves nothing now takes nothing away. Pure.
+def lock(session: Session) -> None:
+    """Until the transaction ends, no other caller decides which replicas get no requests."""
+    session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+
+
+def require_others(
+    session: Session,
+    gone: Sequence[ReplicaView],
+    alive: Sequence[ReplicaView],
+    adapter_classes: AdapterClasses,
+    *,
+    what: str,
+    force: bool,
+) -> None:
+    """Raises Conflict when no other ready replica serves what the ``gone`` ones do, unless ``force`` is set."""
+    if force:
+        return
+    ids = {replica.id for replica in gone}
+    others = [each for each in alive if each.id not in ids]
+    lost = dict.fromkeys(
+        each
+        for replica in gone
+        for each in unserved_without(replica, others, adapter_classes(session, replica.base_model))
+    )
+    if lost:
+        raise Conflict(
+            f"{what} is the last that is ready for {' and '.join(lost)}. Start another replica first, or send "
+            '{"force": true} to do it all the same.',
+            code="last_ready_replica",
+        )
+
+
+def unserved_without(replica: ReplicaView, others: Sequence[ReplicaView], needed: Collection[int]) -> list[str]:
+    """What no ready replica of the ``others`` serves: its base model, or the adapters of some of its rank classes, of
+    which ``needed`` have adapters. A replica that serves nothing now takes nothing away. Pure.
     """
     if replica.state != "ready":
         return []
-    others = [
+    ranks = [
         each.rank_max
-        for each in alive
-        if each.id != replica.id
-        and each.base_model == replica.base_model
-        and each.state == "ready"
-        and not each.drain_requested
+        for each in others
+        if each.base_model == replica.base_model and each.state == "ready" and not each.drain_requested
     ]
-    if not others:
+    if not ranks:
         return [f"base model {replica.base_model}"]
-    lost = [rank for rank in sorted(needed) if fits(rank, replica.rank_max) and not fits(rank, max(others))]
+    lost = [rank for rank in sorted(needed) if fits(rank, replica.rank_max) and not fits(rank, max(ranks))]
     return [f"adapters of rank class {rank} of {replica.base_model}" for rank in lost]
 
 

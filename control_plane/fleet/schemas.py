@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from core import fields
-from core.contracts.replicas import ReplicaState
+from core.contracts.replicas import CordonKind
 from core.fields import about
 
 
@@ -17,8 +17,11 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: Annotated[str, fields.ID]
+    boot_id: Annotated[str, fields.BOOT_ID]
     base_model: Annotated[str, fields.BASE_MODEL]
-    state: Annotated[ReplicaState, about("State of the replica.")]
+    state: Annotated[
+        str, about("State of the replica: starting, ready, draining, unhealthy, failed, or one of a newer version.")
+    ]
     reason: Annotated[
         str | None, about("What is wrong with it, and the fix; null when nothing is. A ready replica still serves.")
     ]
@@ -32,7 +35,10 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     residency_version: Annotated[int, about("Number of the replica's newest list of adapters.")]
     running_requests: Annotated[int, about("Requests that run on the replica.")]
     waiting_requests: Annotated[int, about("Requests that wait on the replica.")]
+    node: Annotated[str, about("Name of the machine that the replica runs on.")]
+    copy: Annotated[str, about("Name that a placer has for the replica, such as that of its pod; empty without one.")]
     url: Annotated[str, about("Address of the engine, which only gateways reach.")]
+    counted_tokens: Annotated[int, about("Tokens that the engine has counted since its start.")]
     heartbeat_at: Annotated[datetime, about("When the replica last reported.")]
 
 
@@ -51,3 +57,19 @@ class ResidencyView(msgspec.Struct, frozen=True, kw_only=True):
     slots: Annotated[list[str | None], about("Engine name of the adapter in each slot; null for a free slot.")]
     memory: Annotated[list[str], about("Engine names of the adapters in the replica's host memory.")]
     disk: Annotated[list[str], about("Digests of the adapters on the replica's disk.")]
+
+
+class NewCordon(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cordon. ``force`` also takes the last ready replicas that serve a base model or a rank class."""
+
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=500, description="Why, for the next operator.")]
+    force: Annotated[bool, about("Whether to do it although nothing else serves what they serve.")] = False
+
+
+class CordonView(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica or a node that gets no requests until the cordon is lifted, also after a restart."""
+
+    kind: Annotated[CordonKind, about("What is cordoned: a replica, or all replicas of a node.")]
+    name: Annotated[str, about("Id of the replica, or name of the node.")]
+    reason: Annotated[str, about("Why.")]
+    created_at: Annotated[datetime, about("When it was made.")]

@@ -10,7 +10,7 @@ from redis import Redis
 
 from control_plane.fleet.schemas import ReplicaView, ResidencyView
 from core import clock, redis_keys
-from core.contracts.replicas import ReplicaStatus, Residency
+from core.contracts.replicas import ReplicaStatus, Residency, read_status
 from core.errors import NotFound
 from core.struct_types import view_of
 
@@ -19,23 +19,30 @@ _REPLICAS_MAX = 10_000
 
 def list_replicas(redis: Redis) -> list[ReplicaView]:
     """All replicas whose status has not expired, by id."""
-    alive = statuses(redis)
+    alive = published_statuses(redis)
     if not alive:
         return []
     drains = cast("list[bytes | None]", redis.mget([redis_keys.replica_drain(status.id) for status in alive]))
-    return [_view(status, drain is not None) for status, drain in zip(alive, drains, strict=True)]
+    return [_view(status, drain == status.boot_id.encode()) for status, drain in zip(alive, drains, strict=True)]
 
 
 def statuses(redis: Redis) -> list[ReplicaStatus]:
-    """The last report of every live agent, by id."""
-    ids = sorted(
-        replica_id.decode()
-        for replica_id in cast("list[bytes]", redis.zrange(redis_keys.REPLICAS, 0, _REPLICAS_MAX - 1))
-    )
+    """The last report of every live agent whose engine has started, by id."""
+    return [status for status in published_statuses(redis) if status.has_engine]
+
+
+def published_statuses(redis: Redis) -> list[ReplicaStatus]:
+    """The last report of every agent, by id, with those whose engine starts or has failed. Of more replicas than
+    10,000, those with the newest reports.
+    """
+    ids = cast("list[bytes]", redis.zrevrange(redis_keys.REPLICAS, 0, _REPLICAS_MAX - 1))
     if not ids:
         return []
-    encoded = cast("list[bytes | None]", redis.mget([redis_keys.replica(replica_id) for replica_id in ids]))
-    return [msgspec.json.decode(status, type=ReplicaStatus) for status in encoded if status is not None]
+    encoded = cast(
+        "list[bytes | None]", redis.mget([redis_keys.replica(each.decode(errors="replace")) for each in sorted(ids)])
+    )
+    found = (read_status(status) for status in encoded if status is not None)
+    return [status for status in found if status is not None]
 
 
 def published_residency(redis: Redis, replica_id: str) -> Residency | None:

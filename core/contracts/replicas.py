@@ -1,25 +1,30 @@
 """The state that replicas publish: heartbeat and adapter residency. Routing decisions are not here.
 
-msgspec encodes these structs as JSON. Readers ignore unknown fields, so that two versions can run together.
+msgspec encodes these structs as JSON. Readers ignore fields and states that they do not know, so that two versions can
+run together.
 """
 
 from typing import Literal
 
 import msgspec
+import structlog
 
-ReplicaState = Literal["starting", "ready", "draining", "unhealthy"]
+ReplicaState = Literal["starting", "ready", "draining", "unhealthy", "failed"]
+"""``failed`` is the last word of an agent whose engine did not start or was lost."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The heartbeat of a replica's agent. ``url`` is the engine's address, which only gateways can reach. ``reason``
     says what is wrong with it, and the fix; it is empty when nothing is. ``counted_tokens`` are those of all requests
-    since the engine's start, by its own metrics: an engine that works counts more and more.
+    since the engine's start, by its own metrics: an engine that works counts more and more. ``state`` is a
+    ReplicaState, or one that only newer agents know. ``node`` and ``copy`` are the names that the machine and the
+    placer have for this replica. ``run_dir_id`` identifies the folder whose lock its agent holds.
     """
 
     id: str
     url: str
     base_model: str
-    state: ReplicaState
+    state: str
     boot_id: str
     block_tokens: int
     pages_total: int
@@ -33,6 +38,34 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory_adapters: int = 0
     residency_version: int = 0
     reason: str = ""
+    node: str = ""
+    copy: str = ""
+    run_dir_id: str = ""
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an engine has published its size: it has started, and it may hold adapters."""
+        return self.pages_total > 0
+
+
+def read_status(encoded: bytes) -> ReplicaStatus | None:
+    """A replica's status as its agent published it. None for one that cannot be read, which is logged."""
+    try:
+        return _status.decode(encoded)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        structlog.get_logger().error("replica status unreadable", error=str(error))
+        return None
+
+
+_status = msgspec.json.Decoder(ReplicaStatus)
+
+CordonKind = Literal["replica", "node"]
+
+
+class Cordon(msgspec.Struct, frozen=True, kw_only=True):
+    """An admin keeps requests from a replica or a node. It is published as ``<kind>/<id or name>``."""
+
+    reason: str
 
 
 Tier = Literal["slot", "memory", "disk", "store"]

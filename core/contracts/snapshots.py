@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-SnapshotKind = Literal["keys", "tenants", "adapters", "base_models", "revocations", "pins"]
+SnapshotKind = Literal["keys", "tenants", "adapters", "base_models", "revocations", "pins", "cordons"]
 
 
 class SnapshotChange(msgspec.Struct, frozen=True, kw_only=True):

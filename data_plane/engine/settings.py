@@ -3,12 +3,14 @@
 Settings of the object store and of the disk cache are in ``adapters.settings``.
 """
 
+import socket
 from pathlib import Path
 from typing import Final, Literal, Self
 
 from pydantic import DirectoryPath, Field, field_validator, model_validator
 
 from adapters.settings import CacheSettings, StoreSettings
+from core.ids import new_id
 from core.settings import EngineKeySettings, Fragment, RedisSettings, S3Settings, TelemetrySettings
 from core.snapshot_settings import SnapshotVerifyingSettings
 
@@ -128,9 +130,9 @@ class SharedEngineSettings(Fragment):
     """
 
     replica_id: str = Field(
-        default="rep_local",
+        default_factory=lambda: new_id("rep"),
         pattern=r"^rep_[a-z0-9_]{1,40}$",
-        description="Id of this replica: rep_ and up to 40 of a-z, 0-9 and _.",
+        description="Id of this replica: rep_ and up to 40 of a-z, 0-9 and _. Without one, each start makes a new one.",
     )
     engine_run_dir: Path = Field(
         default=Path(".tenora/run"), description="Folder in which each replica keeps its socket and residency table."
@@ -291,7 +293,19 @@ class ReplicaSettings(
         description="Consecutive failed probes after which the engine is replaced. It gets no requests after the first "
         "failure.",
     )
-    drain_s: float = Field(default=30, ge=0, le=3600, description="Longest wait for running requests after SIGTERM.")
+    drain_s: float = Field(
+        default=610,
+        ge=0,
+        le=7200,
+        description="Longest wait for running requests after SIGTERM; a second SIGTERM ends it. Keep it above the "
+        "gateway's `TENORA_REQUEST_S`.",
+    )
+    node: str = Field(
+        default_factory=socket.gethostname, max_length=253, description="Name of the machine, as operators see it."
+    )
+    replica_copy: str = Field(
+        default="", max_length=253, description="Name that a placer has for this replica, such as that of its pod."
+    )
 
     @field_validator("engine_rank_max")
     @classmethod

@@ -12,7 +12,10 @@ class ClientSettings(Fragment):
     gateway_host: str = Field(default="127.0.0.1", description="Address on which the gateway listens.")
     gateway_port: int = Field(default=8080, ge=0, le=65535, description="Port on which the gateway listens.")
     gateway_drain_s: int = Field(
-        default=60, ge=1, description="After SIGTERM, how long the gateway lets running requests finish."
+        default=610,
+        ge=1,
+        description="After SIGTERM, how long the gateway lets running requests finish. Keep it above "
+        "`TENORA_REQUEST_S`, and what stops gateways more patient than this.",
     )
     gateway_connections_max: int = Field(
         default=20_000, ge=1, description="Client connections that one gateway process holds. It refuses more."

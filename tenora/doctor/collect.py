@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -28,6 +29,7 @@ from tenora.stack.daemon import is_up
 from tenora.stack.status import running_stack
 
 _ENGINE_TIMEOUT_S: Final = 15
+_ENGINES_AT_ONCE: Final = 16
 _REDIS_TIMEOUT_S: Final = 5
 _GATEWAYS_MAX: Final = 10_000
 
@@ -68,17 +70,19 @@ def look(at: Sources) -> Look:
 
     Engines are read before Redis, so that what an agent published meanwhile is newer than the engine's state.
     """
-    statuses = fleet.statuses(at.redis)
-    truths = {status.id: engine_truth(status, at.engine_key) for status in statuses}
+    asked = fleet.statuses(at.redis)
+    with ThreadPoolExecutor(_ENGINES_AT_ONCE) as asking:
+        answers = asking.map(lambda status: engine_truth(status, at.engine_key), asked)
+        truths = {status.id: truth for status, truth in zip(asked, answers, strict=True)}
     stored, aliases = _stored(at.engine)
     published: dict[str, dict[str, str]] = {kind: _hash(at.redis, kind) for kind in projections()}
     return Look(
         replicas=tuple(
             ReplicaLook(
-                status=status, residency=fleet.published_residency(at.redis, status.id), truth=truths[status.id]
+                status=status, residency=fleet.published_residency(at.redis, status.id), truth=truths.get(status.id)
             )
-            for status in fleet.statuses(at.redis)
-            if status.id in truths
+            for status in fleet.published_statuses(at.redis)
+            if status.id in truths or not status.has_engine
         ),
         gateways=_gateways(at.redis),
         position=_position(at.redis),

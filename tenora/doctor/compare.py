@@ -28,11 +28,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLook:
-    """What a replica published and what its engine reports; ``truth`` is an error text when it did not answer."""
+    """What a replica published and what its engine reports; ``truth`` is an error text when it did not answer, and
+    None before its engine has started and after it has failed.
+    """
 
     status: ReplicaStatus
     residency: Residency | None
-    truth: EngineInventory | str
+    truth: EngineInventory | str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +124,14 @@ def _replica(replica: ReplicaLook) -> Iterator[Finding]:
         yield Finding(where, f"{what}: {status.reason}", fix)
     if isinstance(truth, str):
         yield Finding(where, "its engine does not answer", f"check that {status.url} is reachable from here", truth)
-        return
-    if published is None or published.boot_id != status.boot_id:
-        yield Finding(where, "publishes no residency for its running engine", _AGENT_FIX)
-        return
+    elif truth is not None:
+        if published is None or published.boot_id != status.boot_id:
+            yield Finding(where, "publishes no residency for its running engine", _AGENT_FIX)
+        else:
+            yield from _tiers(where, published, truth)
+
+
+def _tiers(where: str, published: Residency, truth: EngineInventory) -> Iterator[Finding]:
     for index in range(max(len(published.slots), len(truth.in_slots))):
         said, found = _at(published.slots, index), _at(truth.in_slots, index)
         if said != found:
@@ -147,7 +153,7 @@ def _replica(replica: ReplicaLook) -> Iterator[Finding]:
 
 def _revoked(replica: ReplicaLook, look: Look) -> Iterator[Finding]:
     truth = replica.truth
-    if isinstance(truth, str):
+    if truth is None or isinstance(truth, str):
         return
     served = {revision.digest for route in look.routes.values() for revision in route.revisions.values()}
     fix = "read the replica's log for the reason; restart the replica if the adapter stays"

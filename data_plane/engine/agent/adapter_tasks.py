@@ -13,6 +13,7 @@ from data_plane.engine.agent.background_tasks import BackgroundTasks
 from data_plane.engine.agent.canary.jobs import CanaryJobs
 from data_plane.engine.agent.canary.run import CanaryRun
 from data_plane.engine.agent.control_client import ControlClient
+from data_plane.engine.agent.cordons import Cordons
 from data_plane.engine.agent.engine_client import ProbeTokens
 from data_plane.engine.agent.engine_state import EngineState
 from data_plane.engine.agent.engine_usage import EngineUsageReports
@@ -78,6 +79,7 @@ class AdapterTasks:
             residency=lambda: watch.table,
             is_revoked=self._revocations.is_revoked,
         )
+        self.cordons = Cordons(settings, published)
         self._usage = EngineUsageReports(settings, redis, control, boot_id=boot_id)
         self._tasks = BackgroundTasks(backoff_max_s=settings.background_task_backoff_max_s)
 
@@ -92,14 +94,18 @@ class AdapterTasks:
         return not self._canaries.is_running
 
     async def enforce_revocations(self) -> None:
-        """Enforce the revocations before the replica serves. Raises what ``Revocations.run_once`` raises."""
+        """Enforce the revocations, and read the cordons, before the replica serves. Raises what
+        ``Revocations.run_once`` raises.
+        """
         await self._revocations.enforce_at_start()
+        await self.cordons.run_once()
 
     def start(self) -> None:
         """Start all tasks."""
         settings, tasks = self._settings, self._tasks
         tasks.start("residency", self._watch.scan, interval_s=settings.residency_scan_interval_s)
         tasks.start("revocations", self._revocations.run_once, interval_s=settings.revocation_scan_interval_s)
+        tasks.start("cordons", self.cordons.run_once, interval_s=settings.revocation_scan_interval_s)
         tasks.start("canaries", self._canaries.run_once, interval_s=0.1)
         tasks.start("hints", self._hints.run_once, interval_s=0.1)
         tasks.start("prefetch", self._prefetcher.run_once, interval_s=settings.prefetch_pause_s)

@@ -6,6 +6,7 @@ they nor a slow probe can delay the heartbeat.
 """
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import aiohttp
 import structlog
 from redis.exceptions import RedisError
 
+from core.contracts.replicas import ReplicaState
 from core.snapshot_signing import ForgedSnapshot
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.adapter_tasks import AdapterTasks
@@ -23,7 +25,7 @@ from data_plane.engine.agent.engine_client import EngineMetrics, LocalEngine, Pr
 from data_plane.engine.agent.engine_process import EngineProcess
 from data_plane.engine.agent.engine_state import EngineProgress, EngineState
 from data_plane.engine.agent.snapshot_reader import SnapshotMissing
-from data_plane.engine.agent.status_publisher import StatusPublisher
+from data_plane.engine.agent.status_publisher import ReplicaIdTaken, StatusPublisher
 from data_plane.engine.settings import ReplicaSettings
 
 log: Final = structlog.get_logger()
@@ -56,42 +58,99 @@ class Agent:
         self._probe_failures = 0
         self._probing: asyncio.Task[None] | None = None
         self._drain_requested = False
+        self._drain_ended = asyncio.Event()
         self._process: EngineProcess | None = None
+        self._failure = ""
 
     async def run_forever(self) -> int:
-        """Run until a stop signal (returns 0) or until the engine fails (returns 1)."""
+        """Run until a stop signal (returns 0), or until the engine fails or another agent has the replica's id (returns
+        1). A second signal ends the drain.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._engine_state.stopping.set)
-        await self._publisher.withdraw()  # a killed agent's status would send requests to an engine that is not ready
+            loop.add_signal_handler(number, self._on_signal)
+        if not await self._claim_id():
+            return 1 if self._failure else 0
         self._process = self._start()
         try:
-            if not await self._wait_until_ready():
-                return 0 if self._engine_state.stopping.is_set() else 1
-            await self._look_at_store()
-            self._mark_serving()
-            self._adapter_tasks.start()
-            healthy = await self._watch()
-            await self._drain(wait=healthy)
-            return 0 if healthy else 1
+            if await self._start_up():
+                self._adapter_tasks.start()
+                await self._watch()
+            await self._drain()
+            return 1 if self._failure else 0
         finally:
             await self._adapter_tasks.close()
             await self._cancel_probe()
             await self._process.stop()
 
+    def _on_signal(self) -> None:
+        if self._engine_state.stopping.is_set():
+            self._drain_ended.set()
+        self._engine_state.stopping.set()
+
+    def _fail(self, reason: str) -> None:
+        """The agent ends, for the first reason that it gets."""
+        if not self._failure:
+            self._failure = reason
+            log.error("replica failed", reason=reason)
+
+    async def _claim_id(self) -> bool:
+        """Publish that this replica starts. An agent that was killed keeps its id until its status expires, and one
+        that lives keeps it: then this agent ends, before it has an engine. False on that or on a stop.
+        """
+        deadline = time.monotonic() + self._settings.status_ttl_s + 2 * self._settings.heartbeat_s
+        while not self._engine_state.stopping.is_set():
+            try:
+                await self._publisher.publish("starting")
+            except ReplicaIdTaken as taken:
+                if time.monotonic() > deadline:
+                    self._fail(f"replica_id_taken: {taken}; give each replica an id of its own, or none")
+                    return False
+                await self._pause(self._settings.heartbeat_s)
+            else:
+                return True
+        return False
+
+    async def _start_up(self) -> bool:
+        """Wait until the engine may serve, and publish meanwhile that it starts. False on a stop or a failure."""
+        ended = asyncio.Event()
+        publishing = asyncio.create_task(self._publish_start(ended))
+        try:
+            if not await self._wait_until_ready():
+                return False
+            await self._look_at_store()
+        finally:
+            ended.set()
+            await publishing  # it ends by itself, so that its last status comes before those that follow
+        self._mark_serving()
+        return True
+
+    async def _publish_start(self, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            await self._publish_state("starting", None)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), self._settings.heartbeat_s)
+
     async def _wait_until_ready(self) -> bool:
-        """Wait until the engine has generated a token and refuses revoked adapters. False on a stop or a timeout."""
+        """Wait until the engine has generated a token and refuses revoked adapters. False on a stop or a failure."""
         deadline = time.monotonic() + self._settings.engine_start_s
-        while time.monotonic() < deadline and not self._engine_state.stopping.is_set() and self._alive():
+        last_error = ""
+        while not self._engine_state.stopping.is_set():
+            if not self._alive():
+                self._fail(f"the engine ended with status {self._exit_status} at its start; its log says why")
+                return False
+            if time.monotonic() >= deadline:
+                waited_s = self._settings.engine_start_s
+                self._fail(f"the engine has generated no token {waited_s:g} s after its start. {last_error}".rstrip())
+                return False
             try:
                 await self._engine.metrics()
-            except (aiohttp.ClientError, TimeoutError, KeyError):
-                await self._pause(0.25)
-                continue
-            if await self._probe() and await self._enforce_revocations():
-                return True
+            except (aiohttp.ClientError, TimeoutError, KeyError) as error:
+                last_error = repr(error)
+            else:
+                if await self._probe() and await self._enforce_revocations():
+                    return True
             await self._pause(0.25)
-        log.error("engine did not become ready", alive=self._alive(), waited_s=self._settings.engine_start_s)
         return False
 
     async def _enforce_revocations(self) -> bool:
@@ -118,20 +177,19 @@ class Agent:
         except (ControlRequestFailed, OSError, aiohttp.ClientError) as error:
             log.warning("object store not probed", error=repr(error))
 
-    async def _watch(self) -> bool:
-        """Publish and probe until a stop signal (True) or until the engine is lost (False)."""
+    async def _watch(self) -> None:
+        """Publish and probe until a stop signal or until the engine is lost."""
         while not self._engine_state.stopping.is_set():
             if not self._alive():
-                log.error("engine process ended", exit_status=self._process.exit_status if self._process else None)
-                return False
+                self._fail(f"the engine ended with status {self._exit_status}; its log says why")
+                return
             answered = await self._publish() is not None
             if self._probe_failures >= self._settings.probe_failures_max:
-                log.error("engine hangs; replacing it", failures=self._probe_failures)
-                return False
+                self._fail(f"the engine hangs: {self._probe_failures} probes in a row have failed")
+                return
             if self._is_probe_due(answered=answered):
                 self._probing = asyncio.create_task(self._probe_and_record())
             await self._pause(self._settings.heartbeat_s)
-        return True
 
     def _is_probe_due(self, *, answered: bool) -> bool:
         """Whether no probe runs and there is a reason for one: no answer, no progress, or an earlier failed probe."""
@@ -150,11 +208,11 @@ class Agent:
             self._mark_serving()
 
     def _mark_serving(self) -> None:
-        """Set the state of a healthy engine: draining when a drain was requested, else ready once the object store was
+        """Set the state of a healthy engine: draining when an admin wants that, else ready once the object store was
         readable.
         """
         before = self._engine_state.state
-        if self._drain_requested or self._engine_state.stopping.is_set():
+        if self._drain_requested or self._adapter_tasks.cordons.reason or self._engine_state.stopping.is_set():
             self._engine_state.state = "draining"
         else:
             self._engine_state.state = "ready" if self._adapter_tasks.store.was_readable else "starting"
@@ -197,21 +255,32 @@ class Agent:
             return None
         self._engine_state.waiting_requests = engine.waiting
         self._progress.record_scrape(engine)
-        drain_requested = await self._publisher.publish(
-            self._engine_state.state,
-            engine,
-            self._adapter_tasks.residency,
-            reason=self._adapter_tasks.store.reason,
-        )
+        drain_requested = await self._publish_state(self._engine_state.state, engine)
         if drain_requested is not None:
             self._drain_requested = drain_requested
             if self._engine_state.state != "unhealthy":
                 self._mark_serving()
         return engine
 
-    async def _drain(self, *, wait: bool) -> None:
-        """Publish the draining state, wait for running requests, and send what the engine counted."""
-        self._engine_state.state = "draining" if wait else "unhealthy"
+    async def _publish_state(self, state: ReplicaState, engine: EngineMetrics | None) -> bool | None:
+        """Publish the status. Once another agent has the id, this one drains and ends: it serves what it has, and its
+        status is nowhere.
+        """
+        residency = None if engine is None else self._adapter_tasks.residency
+        reason = self._adapter_tasks.store.reason or self._adapter_tasks.cordons.reason
+        try:
+            return await self._publisher.publish(state, engine, residency, reason=reason)
+        except ReplicaIdTaken as taken:
+            self._fail(f"replica_id_taken: {taken}")
+            self._engine_state.stopping.set()
+            return None
+
+    async def _drain(self) -> None:
+        """Publish the draining state, wait for running requests, and send what the engine counted. A failed replica
+        waits for none, and leaves its reason for a minute.
+        """
+        waits = self._engine_state.stopping.is_set()
+        self._engine_state.state = "draining" if waits else "unhealthy"
         started = time.monotonic()
         while self._alive():
             engine = await self._publish()
@@ -219,16 +288,21 @@ class Agent:
             idle = engine is not None and engine.running + engine.waiting == 0 and self._is_idle
             if (
                 engine is None
-                or not wait
+                or not waits
                 or (idle and waited_s >= _DRAIN_NOTICE_S)
                 or waited_s >= self._settings.drain_s
+                or self._drain_ended.is_set()
             ):
                 break
             await asyncio.sleep(0.2)
         await self._adapter_tasks.close()
         await self._cancel_probe()
         await self._report_usage()
-        await self._publisher.withdraw()
+        if self._failure:
+            with contextlib.suppress(ReplicaIdTaken):
+                await self._publisher.publish("failed", reason=self._failure)
+        else:
+            await self._publisher.withdraw()
 
     async def _report_usage(self) -> None:
         """Send what the engine counted for its last requests. Reconciliation shows a difference if that fails."""
@@ -244,6 +318,10 @@ class Agent:
 
     def _alive(self) -> bool:
         return self._process is not None and self._process.is_alive
+
+    @property
+    def _exit_status(self) -> int | None:
+        return None if self._process is None else self._process.exit_status
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, but only until a stop signal."""

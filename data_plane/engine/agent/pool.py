@@ -7,16 +7,11 @@ import time
 from collections.abc import Iterable
 from typing import cast
 
-import msgspec
-import structlog
 from redis.asyncio import Redis
 
 from core import redis_keys
-from core.contracts.replicas import ReplicaStatus
+from core.contracts.replicas import ReplicaStatus, read_status
 from core.rank_classes import class_for
-
-_log = structlog.get_logger()
-_decoder = msgspec.json.Decoder(ReplicaStatus)
 
 
 def in_pool_of(rank_class: int, replica: ReplicaStatus, live: Iterable[ReplicaStatus]) -> bool:
@@ -46,15 +41,7 @@ class ReplicaPool:
             ]
             wanted = [redis_keys.replica(name) for name in names]
             values = cast("list[bytes | None]", await self._redis.mget(wanted)) if wanted else []
-            statuses = [status for value in values if value is not None and (status := _status(value)) is not None]
+            statuses = [status for value in values if value is not None and (status := read_status(value)) is not None]
             self._live = [each for each in statuses if each.base_model == self._base_model and each.state == "ready"]
             self._read_at = time.monotonic()
         return self._live
-
-
-def _status(value: bytes) -> ReplicaStatus | None:
-    try:
-        return _decoder.decode(value)
-    except msgspec.MsgspecError as error:
-        _log.error("invalid replica status", error=str(error))
-        return None

@@ -1,11 +1,14 @@
 """Wires one replica's agent: builds its objects with one HTTP session and one Redis client, and runs it."""
 
+import contextlib
 import os
 from collections.abc import Callable
 
 import aiohttp
+import structlog
 from redis.asyncio import Redis
 
+from core import telemetry
 from core.ids import new_id
 from data_plane.engine.agent.adapter_tasks import AdapterTasks
 from data_plane.engine.agent.agent import Agent
@@ -13,7 +16,7 @@ from data_plane.engine.agent.cost_windows import CostWindows
 from data_plane.engine.agent.engine_client import LocalEngine, ProbeTokens
 from data_plane.engine.agent.engine_process import EngineProcess
 from data_plane.engine.agent.engine_state import EngineState
-from data_plane.engine.agent.status_publisher import StatusPublisher
+from data_plane.engine.agent.status_publisher import ReplicaIdTaken, StatusPublisher, locked_run_dir
 from data_plane.engine.engine_command import engine_argv, engine_env
 from data_plane.engine.plugin import installed_engine
 from data_plane.engine.settings import ReplicaSettings
@@ -37,12 +40,25 @@ async def run_with_engine(
     """Run one replica with the engine that ``start`` starts. Its costs are reported under ``engine_name`` and
     ``device``. Returns the exit status.
     """
+    with contextlib.ExitStack() as held:
+        try:
+            run_dir_id = held.enter_context(locked_run_dir(settings))
+        except ReplicaIdTaken as taken:
+            structlog.get_logger().error("replica failed", reason=f"replica_id_taken: {taken}")
+            return 1
+        return await _run(settings, start, run_dir_id, engine_name=engine_name, device=device)
+
+
+async def _run(
+    settings: ReplicaSettings, start: Callable[[], EngineProcess], run_dir_id: str, *, engine_name: str, device: str
+) -> int:
     boot_id, engine_state, probes = new_id("boot"), EngineState(), ProbeTokens()
+    telemetry.report_readiness(lambda: "" if engine_state.state == "ready" else f"it is {engine_state.state}")
     async with aiohttp.ClientSession() as session:
         redis = Redis.from_url(settings.redis_url, socket_timeout=5, socket_connect_timeout=5)
         try:
             engine = LocalEngine(session, settings)
-            publisher = StatusPublisher(settings, redis, url=engine.url, boot_id=boot_id)
+            publisher = StatusPublisher(settings, redis, url=engine.url, boot_id=boot_id, run_dir_id=run_dir_id)
             adapter_tasks = AdapterTasks(settings, redis, session, engine_state, probes, boot_id=boot_id)
             windows = CostWindows(
                 settings, redis, engine_state, probes, boot_id=boot_id, engine_name=engine_name, device=device

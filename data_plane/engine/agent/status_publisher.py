@@ -1,7 +1,14 @@
 """Publishes a replica's status and its residency to Redis.
 
-The agent decides the content. Fails open: without Redis, gateways only stop using this replica.
+The agent decides the content. Fails open: without Redis, gateways only stop using this replica. A script refuses the
+status of a second agent with the same id, so an id has one engine.
 """
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import msgspec
 import structlog
@@ -11,86 +18,141 @@ from redis.exceptions import RedisError
 from core import redis_keys
 from core.clock import now_ms
 from core.contracts.replicas import ReplicaState, ReplicaStatus, Residency
+from core.ids import new_id
 from core.kv_pages import PAGE_TOKENS
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.engine_client import EngineMetrics
 from data_plane.engine.settings import ReplicaSettings
 
 _log = structlog.get_logger()
+_SCRIPT: Final = Path(__file__).with_name("publish_status.lua")
+_FAILURE_LASTS_MS: Final = 60_000
+_LISTED_MS: Final = 120_000  # after its last status, a replica is in no list
+
+
+class ReplicaIdTaken(Exception):
+    """Another agent that lives has this replica's id."""
+
+
+@contextlib.contextmanager
+def locked_run_dir(settings: ReplicaSettings) -> Iterator[str]:
+    """Hold this replica's run folder alone, and give the folder's id: a status with the same one is of a dead agent.
+    Raises ReplicaIdTaken while another agent holds the folder.
+    """
+    lock = settings.run_dir.with_suffix(".lock")  # beside the folder, which the engine empties
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ReplicaIdTaken(f"another process holds {lock}") from None
+        file.seek(0)
+        run_dir_id = file.read()
+        if not run_dir_id:
+            run_dir_id = new_id("dir")
+            file.write(run_dir_id)
+            file.flush()
+        yield run_dir_id
 
 
 class StatusPublisher:
     """Writes the Redis keys of one replica. ``url`` is the engine's address for gateways."""
 
-    def __init__(self, settings: ReplicaSettings, redis: Redis, *, url: str, boot_id: str) -> None:
+    def __init__(self, settings: ReplicaSettings, redis: Redis, *, url: str, boot_id: str, run_dir_id: str) -> None:
         self._settings = settings
-        self._redis = redis
+        self._script = redis.register_script(_SCRIPT.read_text())
         self._url = url
         self._boot_id = boot_id
+        self._run_dir_id = run_dir_id
         self._ttl_ms = int(settings.status_ttl_s * 1000)
         self._written_version = 0
 
     async def publish(
-        self, state: ReplicaState, engine: EngineMetrics, residency: Residency | None, *, reason: str
+        self,
+        state: ReplicaState,
+        engine: EngineMetrics | None = None,
+        residency: Residency | None = None,
+        *,
+        reason: str = "",
     ) -> bool | None:
-        """Write everything in one transaction. Returns whether an admin requested a drain, None without Redis."""
+        """Write everything at once; ``engine`` is None before and after its life. Returns whether an admin requested a
+        drain, None without Redis. Raises ReplicaIdTaken, and then nothing is written.
+        """
         status = self._status(state, engine, residency, reason)
         metrics.FREE_PAGES.set(status.pages_free)
         metrics.READY.set(status.state == "ready")
-        where = redis_keys.replica_residency(status.id)
-        writes = residency is not None and residency.version != self._written_version
+        changed = residency is not None and residency.version != self._written_version
+        reply = await self._run(
+            msgspec.json.encode(status),
+            msgspec.json.encode(residency) if changed else b"",
+            lasts_ms=max(self._ttl_ms, _FAILURE_LASTS_MS) if state == "failed" else self._ttl_ms,
+        )
+        if reply is None:
+            return None
+        is_there, drain_requested = reply
+        # A residency that has expired meanwhile is written again the next time.
+        self._written_version = status.residency_version if is_there else 0
+        return bool(drain_requested)
+
+    async def withdraw(self) -> None:
+        """Remove this replica's keys, so that gateways stop using it now instead of when its status expires."""
+        with contextlib.suppress(ReplicaIdTaken):
+            await self._run(b"", b"", lasts_ms=0)
+
+    async def _run(self, status: bytes, residency: bytes, *, lasts_ms: int) -> tuple[int, int] | None:
+        """The script's reply, None without Redis. Raises ReplicaIdTaken."""
+        replica_id = self._settings.replica_id
+        keys = (
+            redis_keys.replica(replica_id),
+            redis_keys.replica_residency(replica_id),
+            redis_keys.REPLICAS,
+            redis_keys.replica_drain(replica_id),
+        )
+        arguments = (
+            self._boot_id,
+            self._run_dir_id,
+            status,
+            residency,
+            replica_id,
+            lasts_ms,
+            _LISTED_MS,
+            redis_keys.DRAIN_LASTS_S * 1000,
+        )
         try:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                if writes:
-                    pipe.set(where, msgspec.json.encode(residency), px=self._ttl_ms)
-                else:
-                    pipe.pexpire(where, self._ttl_ms)
-                pipe.set(redis_keys.replica(status.id), msgspec.json.encode(status), px=self._ttl_ms)
-                pipe.zadd(redis_keys.REPLICAS, {status.id: status.heartbeat_ms})
-                pipe.exists(redis_keys.replica_drain(status.id))
-                is_there, *_, drain_wanted = await pipe.execute()
+            reply = await self._script(keys, arguments)
         except (RedisError, OSError) as error:
             _log.warning("status publish failed", error=repr(error))
             return None
-        # A residency that has expired meanwhile is written again the next time.
-        self._written_version = status.residency_version if is_there else 0
-        return bool(drain_wanted)
-
-    async def withdraw(self) -> None:
-        """Remove this replica's keys, so that gateways stop using it now instead of when its status expires. The
-        request to drain it is removed too: a drain lasts until the replica is restarted.
-        """
-        replica_id = self._settings.replica_id
-        try:
-            await self._redis.delete(
-                redis_keys.replica(replica_id),
-                redis_keys.replica_drain(replica_id),
-                redis_keys.replica_residency(replica_id),
-            )
-            await self._redis.zrem(redis_keys.REPLICAS, replica_id)
-        except (RedisError, OSError) as error:
-            _log.warning("status withdrawal failed; it expires by itself", error=repr(error))
+        if isinstance(reply, bytes):
+            raise ReplicaIdTaken(f"another agent that lives has this id: {reply.decode(errors='replace')}")
+        is_there, drain_requested = reply
+        return is_there, drain_requested
 
     def _status(
-        self, state: ReplicaState, engine: EngineMetrics, residency: Residency | None, reason: str
+        self, state: ReplicaState, engine: EngineMetrics | None, residency: Residency | None, reason: str
     ) -> ReplicaStatus:
-        pages_total = engine.blocks * engine.block_tokens // PAGE_TOKENS
+        settings = self._settings
+        block_tokens = settings.engine_block_tokens if engine is None else engine.block_tokens
+        pages_total = 0 if engine is None else engine.blocks * block_tokens // PAGE_TOKENS
         return ReplicaStatus(
-            id=self._settings.replica_id,
+            id=settings.replica_id,
             url=self._url,
-            base_model=self._settings.base_model,
+            base_model=settings.base_model,
             state=state,
             boot_id=self._boot_id,
-            block_tokens=engine.block_tokens,
+            block_tokens=block_tokens,
             pages_total=pages_total,
-            pages_free=round(pages_total * (1 - engine.kv_used)),
-            slots=self._settings.engine_slots,
-            running_requests=engine.running,
-            waiting_requests=engine.waiting,
+            pages_free=0 if engine is None else round(pages_total * (1 - engine.kv_used)),
+            slots=settings.engine_slots,
+            running_requests=0 if engine is None else engine.running,
+            waiting_requests=0 if engine is None else engine.waiting,
             heartbeat_ms=now_ms(),
-            counted_tokens=engine.prompt_tokens + engine.generation_tokens,
-            rank_max=self._settings.engine_rank_max,
-            memory_adapters=self._settings.memory_adapters,
+            counted_tokens=0 if engine is None else engine.prompt_tokens + engine.generation_tokens,
+            rank_max=settings.engine_rank_max,
+            memory_adapters=settings.memory_adapters,
             residency_version=0 if residency is None else residency.version,
             reason=reason,
+            node=settings.node,
+            copy=settings.replica_copy,
+            run_dir_id=self._run_dir_id,
         )

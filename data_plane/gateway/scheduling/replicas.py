@@ -17,14 +17,13 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core import redis_keys
-from core.contracts.replicas import ReplicaStatus, Residency
+from core.contracts.replicas import ReplicaStatus, Residency, read_status
 from core.kv_pages import PAGE_TOKENS
 from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
 from data_plane.gateway.scheduling.placement import NOTHING_RESIDENT, Candidate, Resident
 from data_plane.gateway.scheduling.replica_load import ReplicaLoad
 
 _log = structlog.get_logger()
-_decoder = msgspec.json.Decoder(ReplicaStatus)
 _residency = msgspec.json.Decoder(Residency)
 _HELD_AT_ONCE_MAX = 32
 _Seen = tuple[str, int]  # boot id and residency version
@@ -122,13 +121,11 @@ class Replicas:
             self._ids = ids = found
             _, values, held = await self._read(ids)
         statuses: dict[str, ReplicaStatus] = {}
-        for name, value in zip(ids, values, strict=True):
+        for value in values:
             if value is None:
                 continue  # the status has expired: the agent has stopped
-            try:
-                status = _decoder.decode(value)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                _log.error("replica status unreadable", replica=name, error=str(error))
+            status = read_status(value)
+            if status is None:
                 continue
             statuses[status.id] = status
             if self._heartbeats.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:

@@ -18,7 +18,8 @@ BLOCK_TOKENS = 32
 def measured(request, tmp_path, monkeypatch):
     """A scheduler with too few blocks for its requests, and a reader of its table."""
     monkeypatch.setenv("TENORA_ENGINE_RUN_DIR", str(tmp_path))
-    folder = tmp_path / "rep_local"
+    monkeypatch.setenv("TENORA_REPLICA_ID", "rep_one")
+    folder = tmp_path / "rep_one"
     folder.mkdir()
     base = sync.Scheduler if request.param == "sync" else asynchronous.AsyncScheduler
     kind = type("Measured", (base,), {})

@@ -9,9 +9,10 @@ from core import clock
 
 def replica(name: str, rank_max: int = 16, *, state="ready", base_model="m", draining: bool = False) -> ReplicaView:
     return ReplicaView(
-        id=name, base_model=base_model, state=state, reason=None, drain_requested=draining, block_tokens=32,
+        id=name, boot_id="boot_1", node="", copy="", base_model=base_model, state=state, reason=None,
+        drain_requested=draining, block_tokens=32,
         pages_total=1, pages_free=1, slots=1, rank_max=rank_max, memory_adapters=1, residency_version=1,
-        running_requests=0, waiting_requests=0, url="http://x", heartbeat_at=clock.now(),
+        counted_tokens=0, running_requests=0, waiting_requests=0, url="http://x", heartbeat_at=clock.now(),
     )  # fmt: skip
 
 
@@ -38,4 +39,4 @@ MODEL, RANK_16 = ["base model m"], ["adapters of rank class 16 of m"]
     ],
 )
 def test_only_what_no_other_ready_replica_serves_is_lost(mine, others, needed, lost):
-    assert unserved_without(mine, [mine, *others], needed) == lost
+    assert unserved_without(mine, others, needed) == lost

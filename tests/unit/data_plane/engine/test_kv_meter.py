@@ -207,7 +207,8 @@ class Scheduler:
 def measured(tmp_path, monkeypatch):
     """A scheduler class with the meter, and the run folder of its engine."""
     monkeypatch.setenv("TENORA_ENGINE_RUN_DIR", str(tmp_path))
-    folder = tmp_path / "rep_local"
+    monkeypatch.setenv("TENORA_REPLICA_ID", "rep_one")
+    folder = tmp_path / "rep_one"
     folder.mkdir()
 
     class Measured(Scheduler):

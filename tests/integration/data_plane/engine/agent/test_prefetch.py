@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from core import redis_keys
+from core.clock import now_ms
 from core.ids import new_id
 from core.rendezvous_hash import winner
 from tests.conftest import wait_until
@@ -46,7 +47,7 @@ def another(harness):
     """A second replica of the pool, which gets its share of the hints."""
     ghost = replica_status("rep_two", base_model="tiny-chat")
     harness.client.set(redis_keys.replica(ghost.id), msgspec.json.encode(ghost))
-    harness.client.zadd(redis_keys.REPLICAS, {ghost.id: 1})
+    harness.client.zadd(redis_keys.REPLICAS, {ghost.id: now_ms()})
     wait_for_commands(harness.client, f"ZRANGE {redis_keys.REPLICAS}")
     yield
     harness.client.delete(redis_keys.replica(ghost.id))

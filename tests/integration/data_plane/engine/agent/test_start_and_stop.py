@@ -36,10 +36,8 @@ def test_a_replica_is_ready_only_after_it_refuses_and_removed_revoked_adapters(c
             lambda: "waiting for revocations before becoming ready" in agent.log.read_text(), what="the agent to wait"
         )
         wait_for_commands(client, f"HMGET {redis_keys.SNAPSHOT_META}")
-        assert (
-            client.get(redis_keys.replica(REPLICA)) is None
-        )  # nothing is published, so it cannot know the revocations
         harness = AgentHarness(client, None, agent)
+        assert harness.status().state == "starting", "nothing is published, so it cannot know the revocations"
         revocation = harness.revocation(name)
         client.hset(redis_keys.snapshot("revocations"), revocation.id, msgspec.json.encode(revocation))
         harness.publisher = Publisher(client, processes.PEPPER)  # which publishes an epoch
