@@ -37,6 +37,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "api_keys": _MASTER,
     "base_models": _MASTER,
     "base_model_names": _MASTER,
+    "cordons": _MASTER,
     "adapters": _SHARED,
     "aliases": _SHARED,
     "revisions": _SHARED,

@@ -1,4 +1,4 @@
-"""Reads what is published from its rooms: four kinds of snapshot for gateways and two for replicas. ``publishing``
+"""Reads what is published from its rooms: four kinds of snapshot for gateways and three for replicas. ``publishing``
 writes them to Redis.
 """
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from sqlmodel import Session
 
 from control_plane.api_keys import service as api_keys
+from control_plane.fleet import cordons
 from control_plane.publishing.projection import Projection, Projections, Published, published
 from control_plane.registry import base_models
 from control_plane.registry.adapters import pins
@@ -45,6 +46,10 @@ def projections(settings: PublishingSettings | None = None) -> Projections:
         "pins": Projection(
             some=_each(lambda session, field: published(pins.pin(session, field))),
             every=lambda session: ((field, published(value)) for field, value in pins.all_pins(session)),
+        ),
+        "cordons": Projection(
+            some=_each(lambda session, field: published(cordons.published_cordon(session, field))),
+            every=lambda session: ((field, published(value)) for field, value in cordons.published_cordons(session)),
         ),
     }
 

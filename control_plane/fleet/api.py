@@ -1,19 +1,20 @@
 """Admin routes over replicas."""
 
-from typing import Final
+from typing import Annotated, Final
 
-from litestar import Controller, Response, delete, get, post
+from litestar import Controller, Response, delete, get, post, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, JSONBody, PathParameter
 from redis import Redis
 from sqlalchemy import Engine
 
 from control_plane.auth.authenticate import Principal
-from control_plane.fleet import drains, service
+from control_plane.fleet import cordons, drains, service
 from control_plane.fleet.drains import AdapterClasses
-from control_plane.fleet.schemas import DrainRequest, ReplicaView, ResidencyView
+from control_plane.fleet.schemas import CordonView, DrainRequest, NewCordon, ReplicaView, ResidencyView
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page
+from core.contracts.replicas import CordonKind
 from core.db import unit_of_work
 
 _NOT_FORCED: Final = DrainRequest()
@@ -69,3 +70,53 @@ class AdminReplicas(Controller):
         """
         with unit_of_work(engine) as session:
             return drains.undo(session, redis, replica_id, actor=principal.key_id)
+
+
+_Kind = Annotated[CordonKind, PathParameter(description="A replica, or all replicas of a node.")]
+_Target = Annotated[
+    str,
+    PathParameter(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$", description="Id of a replica, or name of a node."),
+]
+
+
+class AdminCordons(Controller):
+    """Replicas and nodes that get no requests, also after a restart."""
+
+    path = "/cordons"
+    tags = ("admin: replicas",)
+
+    @get(sync_to_thread=True)
+    def list_cordons(self, engine: NamedDependency[Engine]) -> Page[CordonView]:
+        """List all cordons, on one page."""
+        with unit_of_work(engine) as session:
+            return Page(data=cordons.every(session))
+
+    @put("/{kind:str}/{target:str}", sync_to_thread=True)
+    def put_cordon(
+        self,
+        kind: _Kind,
+        target: _Target,
+        data: JSONBody[NewCordon],
+        engine: NamedDependency[Engine],
+        redis: NamedDependency[Redis],
+        principal: NamedDependency[Principal],
+        adapter_classes: NamedDependency[AdapterClasses],
+    ) -> CordonView:
+        """Cordon a replica or all replicas of a node: they finish their running requests and get no new ones until the
+        cordon is lifted, also after a restart. The last ready replicas that serve a base model, or a rank class with
+        adapters, are refused with 409 unless `force` is true.
+        """
+        with unit_of_work(engine) as session:
+            return cordons.put(session, redis, kind, target, data, adapter_classes=adapter_classes, principal=principal)
+
+    @delete("/{kind:str}/{target:str}", sync_to_thread=True, status_code=200)
+    def lift_cordon(
+        self,
+        kind: _Kind,
+        target: _Target,
+        engine: NamedDependency[Engine],
+        principal: NamedDependency[Principal],
+    ) -> CordonView:
+        """Lift a cordon: the replicas get requests again within seconds."""
+        with unit_of_work(engine) as session:
+            return cordons.lift(session, kind, target, principal=principal)

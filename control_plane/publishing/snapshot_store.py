@@ -29,7 +29,7 @@ from core.snapshot_signing import (
     read_root,
 )
 
-KINDS: tuple[SnapshotKind, ...] = ("tenants", "keys", "base_models", "adapters", "revocations", "pins")
+KINDS: tuple[SnapshotKind, ...] = ("tenants", "keys", "base_models", "adapters", "revocations", "pins", "cordons")
 _STAGING_EXPIRES_S = 600
 
 

@@ -24,6 +24,14 @@ CREATE TABLE base_models (
     created_at timestamptz NOT NULL
 );
 
+CREATE TABLE cordons (
+    kind text NOT NULL,
+    name text NOT NULL,
+    reason text NOT NULL,
+    created_at timestamptz NOT NULL,
+    CONSTRAINT pk_cordons PRIMARY KEY (kind, name)
+);
+
 CREATE TABLE idempotent_responses (
     caller text NOT NULL,
     key text NOT NULL,

@@ -27,6 +27,8 @@ FOR_GATEWAYS = {
     ("POST", f"{ADMIN}/tenants/{{tenant_id}}/credits/{{lot_id}}/refund"),
     ("POST", f"{ADMIN}/tenants/{{tenant_id}}/credits/{{lot_id}}/void"),
     ("POST", f"{ADMIN}/tenants/{{tenant_id}}/close"),
+    ("PUT", f"{ADMIN}/cordons/{{kind}}/{{target}}"),
+    ("DELETE", f"{ADMIN}/cordons/{{kind}}/{{target}}"),
     ("POST", f"{OWN}/api-keys"),
     ("DELETE", f"{OWN}/api-keys/{{key_id}}"),
     ("POST", f"{OWN}/spend-limits"),
@@ -36,7 +38,7 @@ FOR_GATEWAYS = {
     ("PATCH", f"{OWN}/adapters/{{name}}"),
     ("DELETE", f"{OWN}/adapters/{{name}}"),
 }
-"""The writes that gateways act on at once. Others change what billing does, or what begins later."""
+"""The writes that gateways or replicas act on at once. Others change what billing does, or what begins later."""
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,13 @@ from tests.fixtures.control_plane.usage import used
 def test_replicas_are_listed_as_their_agents_report_them(api, redis):
     beat(redis, "tiny-instruct", replica_id="rep_a")
     beat(redis, "tiny-instruct", replica_id="rep_b", state="starting", reason="no bucket")
-    redis.zadd(redis_keys.REPLICAS, {"rep_gone": 1})
+    beat(redis, "tiny-instruct", replica_id="rep_c", state="of_a_newer_agent")
+    redis.zadd(redis_keys.REPLICAS, {f"rep_gone_{number}": number for number in range(10_001)})
     listed = api.admin.get("/api/v1/admin/replicas").json()
     assert [(each["id"], each["state"], each["reason"], each["drain_requested"]) for each in listed["data"]] == [
         ("rep_a", "ready", None, False),
         ("rep_b", "starting", "no bucket", False),
+        ("rep_c", "of_a_newer_agent", None, False),
     ]
 
 
