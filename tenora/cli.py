@@ -12,6 +12,7 @@ import click
 
 from tenora.base_models.command import base_models
 from tenora.command_line import CommandLine, json_option, show
+from tenora.fleet.command import fleet, top
 
 if TYPE_CHECKING:
     from tenora.control_client import ControlPlaneClient
@@ -32,12 +33,17 @@ def main() -> None:
 
 @main.command(short_help="Start everything until Ctrl-C, or in the background.")
 @click.option("--detach", is_flag=True, help="Return when everything is ready and leave it running.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 16),
+    help="Replicas, each bound to cores of its own [default: TENORA_REPLICAS or 1].",
+)
 @json_option
-def up(*, detach: bool) -> None:
+def up(*, detach: bool, replicas: int | None) -> None:
     """Start everything and run until Ctrl-C, or in the background with --detach."""
     from tenora.stack import command
 
-    command.up(detach=detach)
+    command.up(detach=detach, replicas=replicas)
 
 
 @main.command()
@@ -175,6 +181,8 @@ def delete_adapter(access: _Access, name: str, *, yes: bool) -> None:
 
 
 main.add_command(base_models)
+main.add_command(fleet)
+main.add_command(top)
 
 
 @main.command()

@@ -14,6 +14,9 @@ class StackSettings(Fragment):
     gateway_port: int = Field(default=8080, ge=1, le=65535, description="Port of the OpenAI-compatible API.")
     control_port: int = Field(default=8081, ge=1, le=65535, description="Port of the control plane's API.")
     gateway_workers: int = Field(default=1, ge=1, le=64, description="Gateway processes.")
+    replicas: int = Field(
+        default=1, ge=1, le=16, description="Replicas that `tenora up` starts, each bound to cores of its own."
+    )
     up_timeout_s: float = Field(default=300, gt=0, le=3600, description="Longest wait until everything is ready.")
 
     @property

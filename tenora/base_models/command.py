@@ -6,12 +6,12 @@ As in ``tenora.cli``, a command imports what it needs when it runs.
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from tenora.admin_access import AdminAccess, key_option, url_option, with_admin
 from tenora.command_line import json_option, show
 
 _RANKS: Final = ("1", "8", "16", "32", "64", "128", "256", "320", "512")  # what vLLM 0.32 allows (``MaxLoRARanks``)
@@ -19,8 +19,8 @@ _REPLICA_NAME: Final = re.compile(r"[^a-z0-9]+")
 
 
 @click.group()
-@click.option("--key", envvar="TENORA_ADMIN_KEY", help="An admin key; by default that of this machine's platform.")
-@click.option("--control-url", envvar="TENORA_CONTROL_URL", help="The control plane; by default this machine's.")
+@key_option
+@url_option
 @click.pass_context
 def base_models(context: click.Context, *, key: str | None, control_url: str | None) -> None:
     """Register base models and list them, as an admin."""
@@ -30,7 +30,7 @@ def base_models(context: click.Context, *, key: str | None, control_url: str | N
 @base_models.command("list")
 @json_option
 @click.pass_obj
-def list_base_models(access: tuple[str | None, str | None]) -> None:
+def list_base_models(access: AdminAccess) -> None:
     """List the registered base models."""
 
     def read(client: Any) -> None:  # a ControlPlaneClient, imported late
@@ -38,7 +38,7 @@ def list_base_models(access: tuple[str | None, str | None]) -> None:
         lines = [f"{each['id']}  {each['hub_name']}  context {each['context_tokens']}" for each in found]
         show({"data": found}, lambda: click.echo("\n".join(lines)))
 
-    _with_client(access, read)
+    with_admin(access, read)
 
 
 @base_models.command("add")
@@ -50,7 +50,7 @@ def list_base_models(access: tuple[str | None, str | None]) -> None:
 @json_option
 @click.pass_obj
 def add_base_model(
-    access: tuple[str | None, str | None],
+    access: AdminAccess,
     folder: Path,
     *,
     model_id: str,
@@ -92,7 +92,7 @@ def add_base_model(
         following = _next_step(own)
         show(made | {"replica": own}, lambda: click.echo(f"{facts}\nNext, start a replica that serves it, {following}"))
 
-    _with_client(access, register)
+    with_admin(access, register)
 
 
 def _next_step(own: dict[str, str]) -> str:
@@ -111,25 +111,3 @@ def _next_step(own: dict[str, str]) -> str:
     shared = running_stack(settings).replica_environment()
     file.write_text("".join(f"{name}={shlex.quote(value)}\n" for name, value in (shared | own).items()))
     return f"in another terminal:\n\n(set -a; . {shlex.quote(str(file))}; exec {start})"
-
-
-def _with_client(access: tuple[str | None, str | None], work: Callable[[Any], None]) -> None:
-    """Run ``work`` with a client of the named or of this machine's control plane; a refusal is shown as its message."""
-    from tenora.control_client import ControlPlaneClient
-    from tenora.settings import StackSettings
-    from tenora.stack import daemon
-    from tenora.stack.status import running_stack
-
-    key, control_url = access
-    settings = StackSettings()
-    if control_url is None:
-        if not daemon.is_up(settings):
-            raise click.ClickException(
-                f"nothing runs under {settings.root}; start it with: tenora up --detach, or use --control-url"
-            )
-        stack = running_stack(settings)
-        control_url, key = stack.addresses.control_url, key or stack.admin_key_file.read_text().strip()
-    if not key:
-        raise click.ClickException("no admin key; set TENORA_ADMIN_KEY")
-    with ControlPlaneClient(control_url, key) as client:
-        work(client)

@@ -18,9 +18,11 @@ from tenora.stack.up_down import programs_table, start_stack, stop_stack
 console = Console(stderr=True)
 
 
-def up(*, detach: bool) -> None:
+def up(*, detach: bool, replicas: int | None) -> None:
     """Start everything; return with ``detach``, else run until Ctrl-C."""
     settings = StackSettings()
+    if replicas is not None:
+        settings = settings.model_copy(update={"replicas": replicas})
     start_stack(settings)
     status = read_status(settings)
     show(status, lambda: _print_addresses(console, settings, status))

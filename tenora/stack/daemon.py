@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tenora.settings import StackSettings
-from tenora.stack.definition import Stack
+from tenora.stack.definition import Stack, replica_names
 from tenora.stack.secrets_file import choose_ports, load_secrets
 from tenora.stack.supervisor import Supervisor, is_held, sole_holder
 
@@ -65,7 +65,8 @@ def supervise(settings: StackSettings) -> None:
     with _become_holder(run / "supervise.lock") as held:
         if not held:
             return
-        ports = choose_ports(run, gateway=settings.gateway_port, control=settings.control_port)
+        public = {"gateway": settings.gateway_port, "control": settings.control_port}
+        ports = choose_ports(run, replica_names(settings.replicas), **public)
         stack = Stack(settings, load_secrets(settings.root), ports)
         guard: list[subprocess.Popen[bytes]] = []
         next_check = 0.0
@@ -106,11 +107,11 @@ def _keep_alive(settings: StackSettings, role: Role, spawned: list[subprocess.Po
 def _spawn(settings: StackSettings, role: Role) -> subprocess.Popen[bytes]:
     log = settings.root / "logs" / "supervisor.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "TENORA_HOME": str(settings.root)}
+    own = {"TENORA_HOME": str(settings.root), "TENORA_REPLICAS": str(settings.replicas)}
     with log.open("ab") as out:
         return subprocess.Popen(
             (sys.executable, "-m", "tenora", role),
-            env=environment,
+            env={**os.environ, **own},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

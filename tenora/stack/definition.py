@@ -4,8 +4,9 @@ They are the embedded servers, one process of each part, and the one-time steps 
 publishing). Starting and restarting programs is in ``tenora.stack.supervisor``.
 """
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,15 +18,15 @@ from control_plane import database_roles
 from core import redis_acl, redis_keys
 from core.settings import CorsSettings
 from core.snapshot_signing import SnapshotSigner
+from data_plane.engine.settings import ReplicaSettings
 from tenora.settings import StackSettings
 from tenora.stack import embedded_servers
 from tenora.stack.base_model import MODEL_ID
 from tenora.stack.embedded_servers import Server
-from tenora.stack.program import Program, accepts_connections, answers
+from tenora.stack.program import Program, answers
 from tenora.stack.secrets_file import Secrets
 
 BUCKET = "tenora"
-REPLICA_ID = "rep_local"
 STRIPE_SIMULATOR = "stripe-simulator"
 _SIMULATOR_KEY = "sk_test_stripe_simulator"
 _GATEWAY_DRAIN_S = 10
@@ -188,7 +189,9 @@ class Stack:
         """All programs in reading order; ``needs`` decides the start order. Of the secrets that the operator has set,
         each inherits what it needs.
         """
-        return [replace(program, withheld=_withheld(program.name)) for program in self._programs()]
+        replicas = replica_names(self._settings.replicas)
+        others = [replace(program, withheld=_withheld(program.name)) for program in self._programs()]
+        return others + [self._replica(number, replicas) for number in range(len(replicas))]
 
     def _programs(self) -> list[Program]:
         web_needs = ("admin-key", "valkey", "s3")
@@ -219,7 +222,6 @@ class Stack:
                 env={"TENORA_GATEWAY_DRAIN_S": str(_GATEWAY_DRAIN_S), "TENORA_RESERVE_DEADLINE_MS": "1000"},
                 stop_s=_GATEWAY_DRAIN_S + 30,  # after the drain it aborts, counts and settles the running requests
             ),
-            self._replica(),
             *([self._stripe_simulator()] if self._simulates_stripe else []),
         ]
 
@@ -285,27 +287,32 @@ class Stack:
             stop_s=stop_s,
             log=self.logs / f"{name}.log",
             needs=needs,
-            ready=(lambda: answers(ready_url)) if ready_url else (lambda: accepts_connections(metrics_port)),
+            ready=lambda: answers(ready_url or f"http://127.0.0.1:{metrics_port}/readyz"),
         )
 
-    def _replica(self) -> Program:
-        metrics_port = self._ports["replica_metrics"]
+    def _replica(self, number: int, replicas: Sequence[str]) -> Program:
+        name = replicas[number]
+        metrics_port = self._ports[f"{name}_metrics"]
         environment = self.replica_environment() | {
             "TENORA_METRICS_PORT": str(metrics_port),
-            "TENORA_REPLICA_ID": REPLICA_ID,
+            "TENORA_REPLICA_ID": f"rep_{number + 1}",
             "TENORA_BASE_MODEL": MODEL_ID,
             "TENORA_MODEL_PATH": str(self.checkpoint),
-            "TENORA_ENGINE_PORT": str(self._ports["engine"]),
+            "TENORA_ENGINE_PORT": str(self._ports[f"{name}_engine"]),
         }
+        if len(replicas) > 1:  # vLLM's own choice is the same core in every process
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = cores_of(number, len(replicas), sorted(os.sched_getaffinity(0)))
         return Program(
-            name="replica",
+            name=name,
             argv=self._command("data_plane", "replica"),
             env=environment,
-            log=self.logs / "replica.log",
+            withheld=_withheld("replica"),
+            log=self.logs / f"{name}.log",
             needs=("valkey", "s3-read"),
-            ready=lambda: answers(f"http://127.0.0.1:{metrics_port}/metrics", saying="tenora_replica_ready 1.0"),
+            after=tuple(replicas[:number]),
+            ready=lambda: answers(f"http://127.0.0.1:{metrics_port}/readyz"),
             ready_s=300,
-            stop_s=45,
+            stop_s=ReplicaSettings.model_fields["drain_s"].default + 30,  # then it stops the engine
         )
 
     def replica_environment(self) -> dict[str, str]:
@@ -322,6 +329,20 @@ class Stack:
                 return [msgspec.json.decode(value) for name in names if (value := client.get(redis_keys.replica(name)))]
         except redis.RedisError:
             return []
+
+
+def replica_names(replicas: int) -> list[str]:
+    """The programs of so many replicas."""
+    return ["replica", *(f"replica-{number}" for number in range(2, replicas + 1))]
+
+
+def cores_of(number: int, replicas: int, cores: Sequence[int]) -> str:
+    """The cores of one of several replicas, from 0, as vLLM takes them: an equal share, or one core in turn where there
+    are more replicas than cores.
+    """
+    share = len(cores) // replicas
+    mine = cores[number * share : (number + 1) * share] if share else [cores[number % len(cores)]]
+    return ",".join(map(str, mine))
 
 
 def _withheld(program: str) -> frozenset[str]:

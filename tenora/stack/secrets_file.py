@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +17,10 @@ _PORTS: Final = (
     "valkey",
     "s3",
     "s3_read",
-    "engine",
     "web_metrics",
     "worker_metrics",
     "billing_metrics",
     "gateway_metrics",
-    "replica_metrics",
     "stripe_simulator",
 )
 
@@ -71,21 +70,21 @@ def _new(field: str) -> str:
     return SnapshotSigner.new().private_key if field == "snapshot_signing_key" else secrets.token_hex(24)
 
 
-def choose_ports(run_folder: Path, **public: int) -> dict[str, int]:
+def choose_ports(run_folder: Path, replicas: Iterable[str] = (), **public: int) -> dict[str, int]:
     """Ports for a new start: those of the last start when they are free, else others, and the ``public`` ones that the
-    operator chose.
+    operator chose. ``replicas`` are the programs that need some of their own.
     """
-    file = run_folder / "ports.json"
     try:
-        last = json.loads(file.read_text())
+        last = load_ports(run_folder)
     except (OSError, ValueError):
         last = {}
+    of_replicas = [f"{replica}_{use}" for replica in replicas for use in ("engine", "metrics")]
     ports = {
         name: int(last[name]) if name in last and not accepts_connections(last[name]) else free_port()
-        for name in _PORTS
+        for name in (*_PORTS, *of_replicas)
     } | public
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(ports))
+    run_folder.mkdir(parents=True, exist_ok=True)
+    (run_folder / "ports.json").write_text(json.dumps(ports))
     return ports
 
 

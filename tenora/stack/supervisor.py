@@ -11,14 +11,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from tenora.stack.program import Program
 
-State = Literal["waiting", "starting", "ready", "restarting", "done"]
+State = Literal["waiting", "starting", "ready", "restarting", "stopping", "done"]
 
 _BACKOFF_FIRST_S: Final = 0.2
 _BACKOFF_MAX_S: Final = 5.0
@@ -39,6 +39,7 @@ class Child:
     backoff_s: float = _BACKOFF_FIRST_S
     started: float = 0.0
     start_after: float = 0.0
+    kill_after: float = 0.0
 
 
 class Supervisor:
@@ -53,15 +54,34 @@ class Supervisor:
         self._stopping = False
         self._written = ""
 
+    def want(self, programs: Sequence[Program]) -> None:
+        """From now on keep these running. A new one is started; one that is gone is stopped and then forgotten; the
+        others run on as they are. Others may need none that is gone.
+        """
+        wanted = {program.name: program for program in programs}
+        for name, program in wanted.items():
+            if name not in self._children:
+                self._children[name] = Child(program)
+        for name, child in list(self._children.items()):
+            if name in wanted or child.state == "stopping":
+                continue
+            if child.process is None:
+                del self._children[name]
+            else:
+                child.process.send_signal(child.program.stop_signal)
+                child.state, child.kill_after = "stopping", time.monotonic() + child.program.stop_s
+
     def run(self) -> None:
-        """Run until SIGTERM or SIGINT. Call from the main thread: its death makes the kernel stop the children."""
+        """Run until SIGTERM or SIGINT; a second one ends the drains. Call from the main thread: its death makes the
+        kernel stop the children.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # a program has ended: wakes the loop below
         end_leftovers(self._state_file)
         with _woken_by_signals() as woken:
             while not self._stopping:
-                for child in self._children.values():
+                for child in list(self._children.values()):
                     self._advance(child)
                 self._write_state()
                 self._on_tick()
@@ -72,6 +92,11 @@ class Supervisor:
         self._stop_all()
 
     def _request_stop(self, _number: int, _frame: object) -> None:
+        """The second time, the programs that still drain are asked again: that ends a drain."""
+        if self._stopping:
+            for child in self._children.values():
+                if child.process is not None and child.process.returncode is None:
+                    child.process.send_signal(child.program.stop_signal)
         self._stopping = True
 
     def _advance(self, child: Child) -> None:
@@ -79,10 +104,17 @@ class Supervisor:
             return
         if child.process is None:
             needed = (self._children[name].state for name in child.program.needs)
-            if time.monotonic() >= child.start_after and all(state in ("ready", "done") for state in needed):
+            starting = (self._children[name].state for name in child.program.after if name in self._children)
+            if (
+                time.monotonic() >= child.start_after
+                and all(state in ("ready", "done") for state in needed)
+                and all(state not in ("waiting", "starting") for state in starting)
+            ):
                 child.process = child.program.start()
                 child.started = time.monotonic()
                 child.state = "starting"
+        elif child.state == "stopping":
+            self._forget_ended(child)
         elif (status := child.process.poll()) is not None:
             self._restart_later(child, status)
         elif child.state == "starting" and not child.program.once:
@@ -90,6 +122,14 @@ class Supervisor:
                 child.state = "ready"
             elif time.monotonic() - child.started > child.program.ready_s:
                 _end_group(child.process.pid, signal.SIGKILL)  # hung at its start; the next tick restarts it
+
+    def _forget_ended(self, child: Child) -> None:
+        assert child.process is not None
+        if child.process.poll() is None and time.monotonic() < child.kill_after:
+            return
+        _end_group(child.process.pid, signal.SIGKILL)
+        child.process.wait()
+        del self._children[child.program.name]
 
     def _restart_later(self, child: Child, status: int) -> None:
         assert child.process is not None

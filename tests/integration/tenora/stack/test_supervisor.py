@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,8 @@ def supervised(run_folder, monkeypatch):
     monkeypatch.setattr(signal, "set_wakeup_fd", lambda *_, **__: -1)
     running = []
 
-    def start(*programs):
-        supervisor = Supervisor(list(programs), run_folder, lambda: None)
+    def start(*programs, on_tick=lambda: None):
+        supervisor = Supervisor(list(programs), run_folder, on_tick)
         thread = threading.Thread(target=supervisor.run)
         thread.start()
         running.append((supervisor, thread))
@@ -152,3 +153,62 @@ def test_a_lock_has_one_holder_and_is_free_when_it_dies(tmp_path):
         with sole_holder(lock) as second:
             assert not second
     assert not is_held(lock)
+
+
+def test_a_program_waits_for_the_start_of_those_before_it_and_not_for_one_that_cannot_start(
+    run_folder, supervised, tmp_path
+):
+    is_up = tmp_path / "up"
+    broken = program(tmp_path, "broken", "raise SystemExit(1)")
+    slow = program(tmp_path, "slow", ready=is_up.exists, after=("broken",))
+    last = program(tmp_path, "last", after=("broken", "slow"))
+    supervised(last, slow, broken)
+    wait_until(is_in_state(run_folder, "slow", "starting"))
+    assert state(run_folder)["last"]["state"] == "waiting"
+    is_up.touch()
+    wait_until(is_in_state(run_folder, "last", "ready"))
+    assert state(run_folder)["broken"]["restarts"] > 0
+
+
+SIGNALLED = """
+import pathlib, signal, sys, time
+here, signals = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+def on_signal(*_):
+    (here / "asked").open("a").write(".")
+    if len((here / "asked").read_text()) == signals:
+        sys.exit()
+signal.signal(signal.SIGTERM, on_signal)
+(here / "up").touch()
+while True:
+    time.sleep(60)
+"""
+
+
+def patient(folder: Path, name: str, *, signals: int) -> Program:
+    """A program that ends at the given SIGTERM, and whose folder counts them in ``asked``."""
+    (here := folder / name).mkdir()
+    one = program(folder, name, SIGNALLED, ready=(here / "up").exists, stop_s=60)
+    return replace(one, argv=(*one.argv, str(here), str(signals)))
+
+
+def test_a_program_that_is_no_longer_wanted_drains_and_the_others_run_on(run_folder, supervised, tmp_path):
+    one, two, three = program(tmp_path, "one"), patient(tmp_path, "two", signals=1), program(tmp_path, "three")
+    change = tmp_path / "change"
+    supervisor = supervised(one, two, on_tick=lambda: change.exists() and supervisor.want([one, three]))
+    wait_until(lambda: all(is_in_state(run_folder, name, "ready")() for name in ("one", "two")))
+    before = state(run_folder)["one"]["pid"]
+    change.touch()
+    wait_until(lambda: set(state(run_folder)) == {"one", "three"}, what="the change")
+    wait_until(is_in_state(run_folder, "three", "ready"))
+    assert (tmp_path / "two" / "asked").read_text() == "."
+    assert state(run_folder)["one"]["pid"] == before
+
+
+def test_a_second_stop_signal_reaches_a_program_that_still_drains(run_folder, supervised, tmp_path):
+    supervisor = supervised(patient(tmp_path, "patient", signals=2))
+    wait_until(is_in_state(run_folder, "patient", "ready"))
+    pid = state(run_folder)["patient"]["pid"]
+    supervisor._request_stop(signal.SIGTERM, None)
+    wait_until((tmp_path / "patient" / "asked").exists, what="the first signal")
+    supervisor._request_stop(signal.SIGTERM, None)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), timeout_s=10, what="the end")

@@ -1,0 +1,126 @@
+"""`tenora fleet` and `tenora top`: what runs where, and what gets no requests.
+
+As in ``tenora.cli``, a command imports what it needs when it runs.
+"""
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from tenora.admin_access import AdminAccess, key_option, url_option, with_admin
+from tenora.command_line import json_option, show
+
+if TYPE_CHECKING:
+    from tenora.control_client import ControlPlaneClient
+
+_REPLICAS: Final = "/api/v1/admin/replicas"
+_CORDONS: Final = "/api/v1/admin/cordons"
+_COLUMNS: Final = (
+    "id",
+    "base_model",
+    "rank_max",
+    "state",
+    "node",
+    "running_requests",
+    "waiting_requests",
+    "pages_free",
+)
+
+
+@click.group()
+@key_option
+@url_option
+@click.pass_context
+def fleet(context: click.Context, *, key: str | None, control_url: str | None) -> None:
+    """List replicas, and keep requests from them, as an admin."""
+    context.obj = (key, control_url)
+
+
+@fleet.command("list")
+@json_option
+@click.pass_obj
+def list_fleet(access: AdminAccess) -> None:
+    """List all replicas, also those that start or have just failed, and all cordons."""
+
+    def read(client: "ControlPlaneClient") -> None:
+        found = {"replicas": _all(client, _REPLICAS), "cordons": _all(client, _CORDONS)}
+        show(found, lambda: click.echo("\n".join(lines_of(**found))))
+
+    with_admin(access, read)
+
+
+def _all(client: "ControlPlaneClient", path: str) -> list[dict[str, Any]]:
+    """The items of a list that has one page."""
+    found: list[dict[str, Any]] = client.call("GET", path).json()["data"]
+    return found
+
+
+def lines_of(replicas: list[dict[str, Any]], cordons: list[dict[str, Any]]) -> list[str]:
+    """A line for each replica, each reason and each cordon. No cell is cut off, so that ids can be copied."""
+    rows = [_COLUMNS, *(tuple(str(each[name]) for name in _COLUMNS) for each in replicas)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += [f"replica {each['id']} is {each['state']}: {each['reason']}" for each in replicas if each["reason"]]
+    return lines + [f"cordoned {each['kind']} {each['name']}: {each['reason']}" for each in cordons]
+
+
+@fleet.command()
+@click.argument("replica_id")
+@click.option("--force", is_flag=True, help="Also the last one that serves a base model or a rank class.")
+@json_option
+@click.pass_obj
+def drain(access: AdminAccess, replica_id: str, *, force: bool) -> None:
+    """Let a replica finish its requests and get no new ones, until it restarts or `undrain`."""
+    _change(access, "POST", f"{_REPLICAS}/{replica_id}/drain", {"force": force}, f"{replica_id} drains")
+
+
+@fleet.command()
+@click.argument("replica_id")
+@json_option
+@click.pass_obj
+def undrain(access: AdminAccess, replica_id: str) -> None:
+    """Let a drained replica get requests again."""
+    _change(access, "DELETE", f"{_REPLICAS}/{replica_id}/drain", None, f"{replica_id} gets requests again")
+
+
+@fleet.command()
+@click.argument("kind", type=click.Choice(["replica", "node"]))
+@click.argument("name")
+@click.option("--reason", required=True, help="Why, for the next operator.")
+@click.option("--force", is_flag=True, help="Also the last ones that serve a base model or a rank class.")
+@json_option
+@click.pass_obj
+def cordon(access: AdminAccess, kind: str, name: str, *, reason: str, force: bool) -> None:
+    """Keep requests from a replica or from all replicas of a node, also after restarts, until `uncordon`."""
+    body = {"reason": reason, "force": force}
+    _change(access, "PUT", f"{_CORDONS}/{kind}/{name}", body, f"{kind} {name} is cordoned")
+
+
+@fleet.command()
+@click.argument("kind", type=click.Choice(["replica", "node"]))
+@click.argument("name")
+@json_option
+@click.pass_obj
+def uncordon(access: AdminAccess, kind: str, name: str) -> None:
+    """Let a replica or the replicas of a node get requests again."""
+    _change(access, "DELETE", f"{_CORDONS}/{kind}/{name}", None, f"{kind} {name} is no longer cordoned")
+
+
+@click.command()
+@key_option
+@url_option
+@click.option("--once", is_flag=True, help="Print one look, over one second, and end.")
+@json_option
+def top(*, key: str | None, control_url: str | None, once: bool) -> None:
+    """Show what all replicas do, live, until Ctrl-C: tokens per second, requests, adapters in slots, KV pages."""
+    from tenora.fleet.top import run_top
+
+    with_admin((key, control_url), lambda client: run_top(client, once=once))
+
+
+def _change(access: AdminAccess, method: str, path: str, body: Any, said: str) -> None:
+    def send(client: "ControlPlaneClient") -> None:
+        answer = client.call(method, path, body).json()
+        show(answer, lambda: click.echo(said))
+
+    with_admin(access, send)

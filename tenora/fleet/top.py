@@ -1,0 +1,79 @@
+"""`tenora top`: what all replicas do, once a second."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from tenora.command_line import show, wants_json
+from tenora.control_client import ControlPlaneClient
+
+_EVERY_S: Final = 1.0
+_RESIDENCIES_MAX: Final = 32  # a call for each replica that is shown with its slots
+_REPLICAS: Final = "/api/v1/admin/replicas"
+_COLUMNS: Final = ("replica", "base model", "node", "state", "tokens/s", "running", "waiting", "slots", "pages")
+
+Replicas = Mapping[str, dict[str, Any]]
+"""The control plane's view of each replica, by its id."""
+
+
+def run_top(client: ControlPlaneClient, *, once: bool) -> None:
+    """Draw until Ctrl-C; with ``once``, print one look over a second."""
+    before, at = _read(client), time.monotonic()
+    if once or wants_json():
+        time.sleep(_EVERY_S)
+        now = _read(client)
+        looks = rows(before, now, seconds=time.monotonic() - at)
+        show({"replicas": looks}, lambda: Console().print(_table(looks)))
+        return
+    try:
+        with Live(console=Console(), refresh_per_second=4, transient=True) as live:
+            while True:
+                time.sleep(_EVERY_S)
+                now, read_at = _read(client), time.monotonic()
+                live.update(_table(rows(before, now, seconds=read_at - at)))
+                before, at = now, read_at
+    except KeyboardInterrupt:
+        return
+
+
+def rows(before: Replicas, now: Replicas, *, seconds: float) -> list[dict[str, Any]]:
+    """What each replica does, in the order of base models and ids. ``tokens_per_s`` is None for one whose engine is not
+    that of the first look.
+    """
+    found = []
+    for replica in sorted(now.values(), key=lambda each: (each["base_model"], each["id"])):
+        first = before.get(replica["id"])
+        same = first is not None and first["boot_id"] == replica["boot_id"]
+        tokens = replica["counted_tokens"] - first["counted_tokens"] if same and first else None
+        found.append(replica | {"tokens_per_s": None if tokens is None else round(tokens / seconds, 1)})
+    return found
+
+
+def _read(client: ControlPlaneClient) -> Replicas:
+    found = {each["id"]: each for each in client.call("GET", _REPLICAS).json()["data"]}
+    for replica in list(found.values())[:_RESIDENCIES_MAX]:
+        answer = client.call("GET", f"{_REPLICAS}/{replica['id']}/residency", refuse=False)
+        slots = answer.json()["slots"] if answer.is_success else []
+        replica["slots_used"] = sum(name is not None for name in slots)
+    return found
+
+
+def _table(looks: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column in _COLUMNS[:4] else "right")
+    for each in looks:
+        table.add_row(
+            each["id"], each["base_model"], each["node"], each["state"],
+            "" if each["tokens_per_s"] is None else f"{each['tokens_per_s']:g}",
+            str(each["running_requests"]), str(each["waiting_requests"]),
+            f"{each.get('slots_used', '?')}/{each['slots']}",
+            f"{each['pages_total'] - each['pages_free']}/{each['pages_total']}",
+        )  # fmt: skip
+    pages, tokens = sum(each["pages_total"] for each in looks), sum(each["tokens_per_s"] or 0 for each in looks)
+    table.caption = f"{len(looks)} replicas, {tokens:g} tokens/s, {pages} pages"
+    return table
