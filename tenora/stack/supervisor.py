@@ -26,6 +26,7 @@ _STEADY_S: Final = 30.0  # a program that ran this long starts again without del
 _TICK_S: Final = 0.1
 _READY_TICK_S: Final = 0.5  # while every program is ready; the end of one is seen at once
 _LEFTOVERS_S: Final = 20.0
+_LAST_REQUEST_S: Final = 5.0
 
 
 @dataclass
@@ -199,8 +200,8 @@ def _woken_by_signals() -> Iterator[socket.socket]:
 
 
 def end_leftovers(state_file: Path) -> None:
-    """End programs that a killed supervisor left running. The kernel asked them to stop when it died; those that still
-    run after 20 s are killed.
+    """End programs that a killed supervisor left running. The kernel asked them to stop when it died. Those that still
+    run after 15 s are asked again, which ends a drain, and after 20 s they are killed.
     """
     try:
         programs = json.loads(state_file.read_text())["programs"]
@@ -211,13 +212,20 @@ def end_leftovers(state_file: Path) -> None:
         record["pid"] for record in programs.values() if record["pid"] and _is_ours(record["pid"], state_file.parent)
     ]
     deadline = time.monotonic() + _LEFTOVERS_S
+    groups = _wait_for_end(groups, deadline - _LAST_REQUEST_S)
     for group in groups:
         with contextlib.suppress(ProcessLookupError):
             os.kill(group, signal.SIGTERM)  # only the leader: it ends its own children
-    while (groups := [group for group in groups if _runs(group)]) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    groups = _wait_for_end(groups, deadline)
     for group in groups:
         _end_group(group, signal.SIGKILL)
+
+
+def _wait_for_end(groups: list[int], deadline: float) -> list[int]:
+    """The groups that still run at the deadline."""
+    while (groups := [group for group in groups if _runs(group)]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return groups
 
 
 def _is_ours(group: int, run_folder: Path) -> bool:

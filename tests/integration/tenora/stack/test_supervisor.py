@@ -131,7 +131,8 @@ def test_dependents_stop_before_what_they_need(run_folder, supervised, tmp_path)
     wait_until(lambda: (tmp_path / "order").exists() and (tmp_path / "order").read_text() == "above below ")
 
 
-def test_leftovers_of_a_killed_supervisor_are_ended_but_strangers_are_not(run_folder, tmp_path):
+def test_leftovers_of_a_killed_supervisor_are_ended_but_strangers_are_not(run_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("tenora.stack.supervisor._LEFTOVERS_S", 5.5)  # half a second until they are asked
     ours = subprocess.Popen(
         [sys.executable, "-c", SLEEPER], env={**os.environ, "TENORA_HOME": str(tmp_path)}, start_new_session=True
     )
@@ -139,7 +140,7 @@ def test_leftovers_of_a_killed_supervisor_are_ended_but_strangers_are_not(run_fo
     records = {name: {"pid": process.pid} for name, process in (("ours", ours), ("stranger", stranger))}
     (run_folder / "state.json").write_text(json.dumps({"programs": records}))
     end_leftovers(run_folder / "state.json")
-    assert ours.wait(5) != 0
+    assert ours.wait(5) == -signal.SIGTERM
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait()
