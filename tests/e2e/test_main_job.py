@@ -91,8 +91,8 @@ async def test_mixed_batches_answer_as_each_request_does_alone(customers, model)
         steps = await asyncio.gather(*(customer.first_step(which, PROMPT, 12) for customer, which in pairs))
         for (_, which), step in zip(pairs, steps, strict=True):
             if (closest := nearest(step, references)) != which:
-                contaminated.append((which, closest, step))
-    assert contaminated == []
+                contaminated.append((which, closest, step, references[which]))
+    assert contaminated == [], contaminated
 
 
 async def test_the_gateway_counts_a_prompt_as_the_engine_does(platform, customers, model):
