@@ -43,16 +43,11 @@ def list_fleet(access: AdminAccess) -> None:
     """List all replicas, also those that start or have just failed, and all cordons."""
 
     def read(client: "ControlPlaneClient") -> None:
-        found = {"replicas": _all(client, _REPLICAS), "cordons": _all(client, _CORDONS)}
+        lists = {"replicas": _REPLICAS, "cordons": _CORDONS}
+        found = {name: client.call("GET", path).json()["data"] for name, path in lists.items()}
         show(found, lambda: click.echo("\n".join(lines_of(**found))))
 
     with_admin(access, read)
-
-
-def _all(client: "ControlPlaneClient", path: str) -> list[dict[str, Any]]:
-    """The items of a list that has one page."""
-    found: list[dict[str, Any]] = client.call("GET", path).json()["data"]
-    return found
 
 
 def lines_of(replicas: list[dict[str, Any]], cordons: list[dict[str, Any]]) -> list[str]:
