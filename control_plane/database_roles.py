@@ -97,7 +97,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "notification_deliveries": {WEB: _QUEUE, WORKER: _ADD, BILLING: _QUEUE},
     "payment_queues": _PAYMENTS,
     "payment_operations": _PAYMENTS,
-    "charges": _PAYMENTS,
+    "payment_charges": _PAYMENTS,
     "stripe_events": _PAYMENTS,
     "stripe_events_listed": {WEB: _READ, BILLING: _QUEUE},
     "received_payments": _COSTS,

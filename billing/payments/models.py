@@ -88,12 +88,12 @@ class PaymentCharge(SQLModel, table=True):
     changes: ``needs_owner`` is a failure that another attempt with the same card repeats.
     """
 
-    __tablename__ = "charges"
+    __tablename__ = "payment_charges"
     __table_args__ = (
         sa.CheckConstraint("amount_cents > 0", name="amount_positive"),
         sa.CheckConstraint("(invoice_id IS NULL) = (covers = '{}')", name="covers_invoices"),
         sa.CheckConstraint("state IN ('pending', 'paid', 'failed', 'needs_owner')", name="state_known"),
-        sa.Index("ix_charges_tenant_id", "tenant_id", "id"),
+        sa.Index("ix_payment_charges_tenant_id", "tenant_id", "id"),
     )
 
     id: str = Field(primary_key=True, sa_type=sa.Text)
@@ -152,7 +152,7 @@ class ReceivedPayment(SQLModel, table=True):
 
     payment_intent: str = Field(primary_key=True, sa_type=sa.Text)
     tenant_id: str = Field(index=True, sa_type=sa.Text)
-    charge_id: str = Field(foreign_key="charges.id", index=True, sa_type=sa.Text)
+    charge_id: str = Field(foreign_key="payment_charges.id", index=True, sa_type=sa.Text)
     amount_cents: int = Field(sa_type=sa.BigInteger)
     created_at: datetime = Field(sa_type=Instant)
 

@@ -56,7 +56,7 @@ WHERE coalesce(r.amount_cents, 0) <> coalesce(b.cents, 0) ORDER BY payment_inten
 _RETURNED_CREDIT: Final = sa.text("""
 WITH returned AS (
     SELECT p.payment_intent, p.tenant_id, coalesce(sum(r.amount_cents - r.booked_cents), 0) AS cents
-    FROM received_payments p JOIN charges c ON c.id = p.charge_id AND c.invoice_id IS NULL
+    FROM received_payments p JOIN payment_charges c ON c.id = p.charge_id AND c.invoice_id IS NULL
     LEFT JOIN returned_payments r USING (payment_intent) GROUP BY 1, 2
 ), waiting AS (
     SELECT content ->> 'payment_intent' AS payment_intent, sum(CASE state
@@ -84,7 +84,7 @@ _RETURNED_OF_INVOICES: Final = sa.text("""
 WITH returned AS (
     SELECT p.tenant_id, sum(r.amount_cents - r.booked_cents) AS cents
     FROM returned_payments r JOIN received_payments p USING (payment_intent)
-    JOIN charges c ON c.id = p.charge_id AND c.invoice_id IS NOT NULL GROUP BY 1
+    JOIN payment_charges c ON c.id = p.charge_id AND c.invoice_id IS NOT NULL GROUP BY 1
 ), noted AS (
     SELECT tenant_id, sum((result ->> 'returned_cents')::bigint) FILTER (WHERE state = 'done') AS least,
         sum((content ->> 'amount_cents')::bigint) FILTER (WHERE (content ->> 'part')::int = 1) AS most

@@ -1,5 +1,5 @@
-CREATE TABLE charges (
-    id text NOT NULL CONSTRAINT pk_charges PRIMARY KEY,
+CREATE TABLE payment_charges (
+    id text NOT NULL CONSTRAINT pk_payment_charges PRIMARY KEY,
     tenant_id text NOT NULL,
     invoice_id text,
     covers jsonb NOT NULL,
@@ -10,12 +10,12 @@ CREATE TABLE charges (
     state text NOT NULL,
     failure text,
     created_at timestamptz NOT NULL,
-    CONSTRAINT ck_charges_amount_positive CHECK (amount_cents > 0),
-    CONSTRAINT ck_charges_covers_invoices CHECK ((invoice_id IS NULL) = (covers = '{}')),
-    CONSTRAINT ck_charges_state_known CHECK (state IN ('pending', 'paid', 'failed', 'needs_owner'))
+    CONSTRAINT ck_payment_charges_amount_positive CHECK (amount_cents > 0),
+    CONSTRAINT ck_payment_charges_covers_invoices CHECK ((invoice_id IS NULL) = (covers = '{}')),
+    CONSTRAINT ck_payment_charges_state_known CHECK (state IN ('pending', 'paid', 'failed', 'needs_owner'))
 );
-CREATE INDEX ix_charges_invoice_id ON charges (invoice_id);
-CREATE INDEX ix_charges_tenant_id ON charges (tenant_id, id);
+CREATE INDEX ix_payment_charges_invoice_id ON payment_charges (invoice_id);
+CREATE INDEX ix_payment_charges_tenant_id ON payment_charges (tenant_id, id);
 
 CREATE TABLE dunning_cases (
     invoice_id text NOT NULL CONSTRAINT pk_dunning_cases PRIMARY KEY,
@@ -127,7 +127,7 @@ CREATE INDEX ix_payment_operations_waiting ON payment_operations (tenant_id, pos
 CREATE TABLE received_payments (
     payment_intent text NOT NULL CONSTRAINT pk_received_payments PRIMARY KEY,
     tenant_id text NOT NULL,
-    charge_id text NOT NULL CONSTRAINT fk_received_payments_charge_id_charges REFERENCES charges (id),
+    charge_id text NOT NULL CONSTRAINT fk_received_payments_charge_id_payment_charges REFERENCES payment_charges (id),
     amount_cents bigint NOT NULL,
     created_at timestamptz NOT NULL
 );
@@ -154,8 +154,8 @@ BEGIN
         USING ERRCODE = 'restrict_violation';
 END $$;
 
-CREATE TRIGGER charges_frozen BEFORE UPDATE ON charges FOR EACH ROW WHEN ((((((((old.id IS DISTINCT FROM new.id) OR (old.tenant_id IS DISTINCT FROM new.tenant_id)) OR (old.invoice_id IS DISTINCT FROM new.invoice_id)) OR (old.covers IS DISTINCT FROM new.covers)) OR (old.amount_cents IS DISTINCT FROM new.amount_cents)) OR (old.on_page IS DISTINCT FROM new.on_page)) OR ((old.method IS NOT NULL) AND (old.method IS DISTINCT FROM new.method)) OR ((old.page IS NOT NULL) AND (old.page IS DISTINCT FROM new.page)) OR ((old.state = 'paid'::text) AND (new.state <> 'paid'::text)))) EXECUTE FUNCTION payments_refuse_new_content();
-CREATE TRIGGER charges_kept BEFORE DELETE OR TRUNCATE ON charges FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();
+CREATE TRIGGER payment_charges_frozen BEFORE UPDATE ON payment_charges FOR EACH ROW WHEN ((((((((old.id IS DISTINCT FROM new.id) OR (old.tenant_id IS DISTINCT FROM new.tenant_id)) OR (old.invoice_id IS DISTINCT FROM new.invoice_id)) OR (old.covers IS DISTINCT FROM new.covers)) OR (old.amount_cents IS DISTINCT FROM new.amount_cents)) OR (old.on_page IS DISTINCT FROM new.on_page)) OR ((old.method IS NOT NULL) AND (old.method IS DISTINCT FROM new.method)) OR ((old.page IS NOT NULL) AND (old.page IS DISTINCT FROM new.page)) OR ((old.state = 'paid'::text) AND (new.state <> 'paid'::text)))) EXECUTE FUNCTION payments_refuse_new_content();
+CREATE TRIGGER payment_charges_kept BEFORE DELETE OR TRUNCATE ON payment_charges FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();
 CREATE TRIGGER payment_operations_frozen BEFORE UPDATE ON payment_operations FOR EACH ROW WHEN ((((((((old.id IS DISTINCT FROM new.id) OR (old.tenant_id IS DISTINCT FROM new.tenant_id)) OR (old.kind IS DISTINCT FROM new.kind)) OR (old.content IS DISTINCT FROM new.content)) OR (old.dedupe_key IS DISTINCT FROM new.dedupe_key)) OR (old.created_at IS DISTINCT FROM new.created_at)) OR ((old.state <> 'pending'::text) AND ((old.state IS DISTINCT FROM new.state) OR (old.result IS DISTINCT FROM new.result))) OR ((old.object_id IS NOT NULL) AND (old.object_id IS DISTINCT FROM new.object_id)) OR ((old.key_number = new.key_number) AND (((old.idempotency_key IS NOT NULL) AND (old.idempotency_key IS DISTINCT FROM new.idempotency_key)) OR ((old.decided IS NOT NULL) AND (old.decided IS DISTINCT FROM new.decided)))))) EXECUTE FUNCTION payments_refuse_new_content();
 CREATE TRIGGER payment_operations_kept BEFORE DELETE OR TRUNCATE ON payment_operations FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();
 CREATE TRIGGER received_payments_written_once BEFORE DELETE OR UPDATE OR TRUNCATE ON received_payments FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();

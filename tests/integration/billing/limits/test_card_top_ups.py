@@ -33,7 +33,7 @@ def runner(stage, wallet) -> SpendingRunner:
 
 
 def bought(stage) -> list[tuple[str, int]]:
-    rows = stage.rows("SELECT state, amount_cents FROM charges ORDER BY created_at")
+    rows = stage.rows("SELECT state, amount_cents FROM payment_charges ORDER BY created_at")
     return [(each["state"], each["amount_cents"]) for each in rows]
 
 
@@ -49,11 +49,11 @@ def test_one_payment_is_queued_and_no_second_one_while_it_is_on_its_way(stage, r
 @pytest.mark.scenario(85)
 def test_a_declined_payment_grants_nothing_and_is_repeated_a_day_later(stage, wallet, runner, low):
     runner.run_once()
-    stage.change("UPDATE charges SET state = 'failed'")
+    stage.change("UPDATE payment_charges SET state = 'failed'")
     runner.run_once()
     assert bought(stage) == [("failed", 2_500)]
     assert wallet.balance(low).balance_nanos == 0
-    stage.change("UPDATE charges SET created_at = created_at - interval '1 day'")
+    stage.change("UPDATE payment_charges SET created_at = created_at - interval '1 day'")
     runner.run_once()
     assert bought(stage) == [("failed", 2_500), ("pending", 2_500)]
 
@@ -61,7 +61,7 @@ def test_a_declined_payment_grants_nothing_and_is_repeated_a_day_later(stage, wa
 def test_without_usage_a_low_balance_is_looked_at_once_in_an_interval(stage, wallet, low):
     runner = wallet.runner(buy_credit=partial(buy_if_due, stage.engine))
     runner.run_once()
-    stage.change("UPDATE charges SET state = 'paid'")
+    stage.change("UPDATE payment_charges SET state = 'paid'")
     runner.run_once()
     assert bought(stage) == [("paid", 2_500)]
 
@@ -69,7 +69,7 @@ def test_without_usage_a_low_balance_is_looked_at_once_in_an_interval(stage, wal
 @pytest.mark.scenario(86)
 def test_what_an_owner_buys_by_hand_does_not_count_and_turns_nothing_on(stage, wallet, runner, low):
     stage.change(
-        "INSERT INTO charges (id, tenant_id, covers, amount_cents, on_page, state, created_at)"
+        "INSERT INTO payment_charges (id, tenant_id, covers, amount_cents, on_page, state, created_at)"
         f" VALUES ('top_by_hand', '{low}', '{{}}', 5000, true, 'pending', now())"
     )
     runner.run_once()

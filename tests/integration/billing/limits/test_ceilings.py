@@ -188,7 +188,7 @@ def test_unbilled_usage_at_the_threshold_is_invoiced_at_once_and_the_rest_later(
 
 def bought(stage) -> list[int]:
     """What was asked of saved cards, in cents."""
-    return [each["amount_cents"] for each in stage.rows("SELECT amount_cents FROM charges ORDER BY id")]
+    return [each["amount_cents"] for each in stage.rows("SELECT amount_cents FROM payment_charges ORDER BY id")]
 
 
 @pytest.mark.scenario(84)
@@ -230,7 +230,7 @@ def test_the_cap_that_stops_top_ups_is_announced_once(stage, wallet):
     look = wallet.runner(buy_credit=partial(buy_if_due, stage.engine), top_ups_every=timedelta(0))
     look.run_once()
     assert (bought(stage), wallet.alerted(tenant, "top_up.cap_reached", "cap_cents")) == ([2_500], [])
-    stage.change("UPDATE charges SET state = 'paid'")
+    stage.change("UPDATE payment_charges SET state = 'paid'")
     for _ in range(2):
         look.run_once()
     assert (bought(stage), wallet.alerted(tenant, "top_up.cap_reached", "cap_cents")) == ([2_500], [2_500])

@@ -119,7 +119,7 @@ class PaymentStage:
         return [each.amount - each.amount_refunded for each in reversed(charges) if each.paid]
 
     def attempts(self, invoice_id: str) -> int:
-        return self.value("SELECT count(*) FROM charges WHERE invoice_id = :i AND NOT on_page", i=invoice_id)
+        return self.value("SELECT count(*) FROM payment_charges WHERE invoice_id = :i AND NOT on_page", i=invoice_id)
 
     def read(self, invoice_id: str):
         with unit_of_work(self.engine) as session:

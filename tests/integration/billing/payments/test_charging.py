@@ -23,7 +23,7 @@ def test_an_invoice_of_300_lines_is_one_payment_over_what_is_due(stage):
     (intent,) = stage.intents(tenant)
     assert (intent.amount, intent.status) == (3_501, "succeeded")
     assert re.fullmatch(r"Invoice \S+", intent.description)
-    charge = stage.rows("SELECT id, covers, state FROM charges WHERE invoice_id = :i", i=invoice)
+    charge = stage.rows("SELECT id, covers, state FROM payment_charges WHERE invoice_id = :i", i=invoice)
     assert charge == [{"id": intent.metadata["tenora_id"], "covers": {invoice: 3_501}, "state": "paid"}]
     assert (stage.due(invoice), stage.balance("cash"), stage.case(invoice)) == (0, 3_501, None)
 
@@ -89,7 +89,7 @@ def test_less_that_is_due_after_an_attempt_that_was_not_sent_is_all_that_is_char
     stage.pay_by_hand(invoice, 200)
     assert stage.work_later() == ["done"]
     assert stage.charged(tenant) == [500]
-    states = stage.rows("SELECT amount_cents, state FROM charges ORDER BY id")
+    states = stage.rows("SELECT amount_cents, state FROM payment_charges ORDER BY id")
     assert [tuple(each.values()) for each in states] == [(700, "failed"), (500, "paid")]
 
 
@@ -122,9 +122,9 @@ def test_what_was_asked_of_stripe_cannot_be_changed_or_removed(stage):
         "UPDATE payment_operations SET object_id = 'cus_other'",
         "UPDATE payment_operations SET idempotency_key = 'other'",
         "DELETE FROM payment_operations",
-        "UPDATE charges SET amount_cents = 1",
-        "UPDATE charges SET state = 'failed'",
-        "DELETE FROM charges",
+        "UPDATE payment_charges SET amount_cents = 1",
+        "UPDATE payment_charges SET state = 'failed'",
+        "DELETE FROM payment_charges",
     ):
         with pytest.raises(Exception, match=r"frozen|written once"):
             stage.change(statement)
@@ -162,7 +162,7 @@ def test_an_operation_that_could_not_be_read_again_is_refused_before_it_is_queue
     tenant = stage.tenant()
     with pytest.raises(InvalidRequest, match="amount_cents"):
         stage.enqueue(tenant, ChargeTopUp(charge_id="top_1", amount_cents=TOP_UP_CENTS_MAX + 1))
-    assert stage.value("SELECT count(*) FROM charges") == 0
+    assert stage.value("SELECT count(*) FROM payment_charges") == 0
     assert stage.enqueue(tenant, ChargeTopUp(charge_id="top_1", amount_cents=TOP_UP_CENTS_MAX))
 
 
@@ -210,7 +210,7 @@ def test_a_page_over_the_same_amount_is_opened_once_and_over_another_amount_is_c
     other = stage.open_page(invoice)
     assert other["page"] != first["page"]
     assert stage.account.page(first["page"]).status == "expired"
-    states = stage.rows("SELECT state FROM charges WHERE on_page ORDER BY id")
+    states = stage.rows("SELECT state FROM payment_charges WHERE on_page ORDER BY id")
     assert [each["state"] for each in states] == ["failed", "pending"]
 
 

@@ -62,7 +62,7 @@ def test_all_events_of_one_top_up_twice_and_in_any_order_grant_it_once(stage, re
         assert store(stage, each) == 0
         stage.events.run_once()
     assert stage.bought(tenant) == [2_500]
-    assert stage.value("SELECT state FROM charges WHERE id = :i", i=top_up) == "paid"
+    assert stage.value("SELECT state FROM payment_charges WHERE id = :i", i=top_up) == "paid"
     assert stage.notices(tenant) == ["top_up.succeeded"]
     assert set(states(stage).values()) == {"handled"}
 
@@ -94,7 +94,7 @@ def test_a_top_up_with_a_card_that_does_not_pay_grants_nothing(stage, card, stat
     assert stage.work() == ["failed"]
     stage.receive()
     assert stage.bought(tenant) == []
-    assert stage.value("SELECT state FROM charges WHERE id = :i", i=top_up) == state
+    assert stage.value("SELECT state FROM payment_charges WHERE id = :i", i=top_up) == state
     assert stage.notices(tenant) == ["top_up.failed"]
 
 
@@ -105,7 +105,7 @@ def test_a_top_up_that_stripe_refuses_has_failed_and_blocks_no_other(stage):
     stage.enqueue(tenant, ChargeTopUp(charge_id=charged, amount_cents=2_500))
     stage.enqueue(tenant, OpenTopUpPage(request_id=page, amount_cents=2_500, **URLS))
     assert stage.work() == ["failed"] * 2
-    assert stage.value("SELECT count(*) FROM charges WHERE state = 'failed'") == 2
+    assert stage.value("SELECT count(*) FROM payment_charges WHERE state = 'failed'") == 2
     assert stage.notices(tenant) == ["top_up.failed"] * 2
 
 
@@ -116,11 +116,11 @@ def test_a_top_up_whose_page_expires_has_failed(stage):
     with pytest.raises(AssertionError, match="insufficient_funds"):
         stage.simulator.control("POST", f"checkout/{declined_page}", {"card": "4000000000009995"})
     stage.receive()
-    assert stage.rows("SELECT DISTINCT state FROM charges") == [{"state": "pending"}]  # another card may be tried
+    assert stage.rows("SELECT DISTINCT state FROM payment_charges") == [{"state": "pending"}]  # for another card
     for each in (page, declined_page):
         stage.sdk.v1.checkout.sessions.expire(each)
     stage.receive()
-    assert stage.rows("SELECT id, state FROM charges ORDER BY id") == [
+    assert stage.rows("SELECT id, state FROM payment_charges ORDER BY id") == [
         {"id": top_up, "state": "failed"} for top_up in sorted((untouched, declined))
     ]
     assert stage.bought(tenant) == []
@@ -135,17 +135,17 @@ def test_a_payment_that_is_canceled_on_a_page_ends_its_top_up(stage):
     stage.simulator.control("POST", f"checkout/{page}", {"card": "4000002500003155"})
     stage.sdk.v1.payment_intents.cancel(stage.account.page(page).payment_intent)
     stage.receive()
-    assert stage.rows("SELECT id, state FROM charges") == [{"id": canceled, "state": "failed"}]
+    assert stage.rows("SELECT id, state FROM payment_charges") == [{"id": canceled, "state": "failed"}]
 
 
 def test_a_payment_that_succeeds_after_its_top_up_had_failed_is_credited(stage):
     tenant = stage.tenant(card=None)
     top_up, page = top_up_page(stage, tenant)
-    stage.change("UPDATE charges SET state = 'failed', failure = 'given up'")
+    stage.change("UPDATE payment_charges SET state = 'failed', failure = 'given up'")
     stage.simulator.control("POST", f"checkout/{page}", {"card": "4242424242424242"})
     stage.receive()
     assert stage.bought(tenant) == [2_500]
-    assert stage.rows("SELECT state, failure FROM charges WHERE id = :i", i=top_up) == [
+    assert stage.rows("SELECT state, failure FROM payment_charges WHERE id = :i", i=top_up) == [
         {"state": "paid", "failure": None}
     ]
 
@@ -161,7 +161,7 @@ def test_a_top_up_that_an_admin_cancels_has_failed(stage, kind):
     with unit_of_work(stage.engine) as session:
         queue.resume(session, tenant, cancel=True)
     assert stage.work() == []
-    assert stage.value("SELECT state FROM charges WHERE id = :i", i=top_up) == "failed"
+    assert stage.value("SELECT state FROM payment_charges WHERE id = :i", i=top_up) == "failed"
 
 
 @pytest.mark.scenario(148)

@@ -108,7 +108,7 @@ def test_two_objects_with_one_id_stop_the_queue(stage):
     stage.invoice(tenant, 700)
     stage.fail("error_after", "/v1/payment_intents")
     assert stage.work(1) == ["postponed"]
-    customer, charge = stage.customer(tenant), stage.value("SELECT id FROM charges")
+    customer, charge = stage.customer(tenant), stage.value("SELECT id FROM payment_charges")
     twin = {"amount": 700, "currency": "usd", "customer": customer, "metadata": {"tenora_id": charge}}
     stage.sdk.v1.payment_intents.create(twin)
     ended = []

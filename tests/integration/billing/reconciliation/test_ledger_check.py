@@ -215,7 +215,7 @@ def test_money_that_arrived_at_stripe_and_is_not_booked_is_found(ledger, reconci
     (invoice,) = ledger.rows("SELECT * FROM invoices")
     arrived = {"t": invoice["tenant_id"], "c": invoice["total_cents"] + 7}
     ledger.change(
-        "INSERT INTO charges (id, tenant_id, invoice_id, covers, amount_cents, on_page, state, created_at)"
+        "INSERT INTO payment_charges (id, tenant_id, invoice_id, covers, amount_cents, on_page, state, created_at)"
         " VALUES ('chg_1', :t, :i, jsonb_build_object(CAST(:i AS text), :c), :c, false, 'paid', now())",
         **arrived, i=invoice["id"],
     )  # fmt: skip

@@ -190,7 +190,7 @@ def test_the_address_of_an_unpaid_invoice_leads_to_a_page_over_what_is_due_until
     with working(stage):
         opened = shown(api, address, 303)
         assert opened.headers["cache-control"] == "no-store"
-        page = stage.value("SELECT page FROM charges WHERE on_page")
+        page = stage.value("SELECT page FROM payment_charges WHERE on_page")
         assert opened.headers["location"] == stage.account.page(page).url
         assert stage.sdk.v1.checkout.sessions.retrieve(page).amount_total == 3_000
         stage.pay_page(page)  # Stripe leads back here, before its event came
