@@ -30,8 +30,8 @@ class Quantities(Protocol):
     def kv_page_ms(self) -> int: ...
 
 
-class Charge(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of one request, in parts."""
+class RatedAmounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the quantities of one usage event or record cost, in parts."""
 
     input_nanos: int
     cached_input_nanos: int
@@ -44,12 +44,12 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True):
         return self.input_nanos + self.cached_input_nanos + self.output_nanos + self.kv_nanos
 
 
-def rate(used: Quantities, prices: Prices) -> Charge:
-    """The charge for one request. The same quantities at the same prices always give the same charge."""
+def rate(used: Quantities, prices: Prices) -> RatedAmounts:
+    """What the quantities cost. The same quantities at the same prices always cost the same."""
     assert 0 <= used.cached_tokens <= used.input_tokens, "cached tokens are a part of the input"
     assert used.output_tokens >= 0, "tokens are counted upwards"
     assert used.kv_page_ms >= 0, "time does not run backwards"
-    return Charge(
+    return RatedAmounts(
         input_nanos=(used.input_tokens - used.cached_tokens) * prices.input_nanos,
         cached_input_nanos=used.cached_tokens * prices.cached_input_nanos,
         output_nanos=used.output_tokens * prices.output_nanos,

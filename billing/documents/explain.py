@@ -22,7 +22,7 @@ from billing.prices.quantities import QUANTITIES, RequestCounts
 from core import fields
 from core.fields import about
 from core.periods import Period
-from core.rating import Charge, rate
+from core.rating import RatedAmounts, rate
 
 _SHOWN: Final = (
     "request_id", "settled_at", "key_id", "base_model", "adapter_id", "estimated",
@@ -141,7 +141,7 @@ class LineReader:
         if self._cover.price is not None:
             begins = before + row["begins"]
             units, amount_nanos = self._cover.within(begins, begins + row["counted"])
-        stored = msgspec.convert(dict(row), Charge)
+        stored = msgspec.convert(dict(row), RatedAmounts)
         rated = rate(
             msgspec.convert(dict(row), RequestCounts),
             self._price.card.highest_prices(row["base_model"], row["rank_class"], row["service_tier"]),

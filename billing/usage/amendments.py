@@ -130,8 +130,8 @@ def _rated(session: Session, row: _Row, before: dict[str, int]) -> _Row:
     row["aborted_prefill_tokens"] = min(row["aborted_prefill_tokens"], row["input_tokens"])
     version = price_book.versions_by_id(session, {row["price_version_id"]})[row["price_version_id"]]
     prices = version.card.highest_prices(row["base_model"], row["rank_class"], row["service_tier"])
-    charge = rate(msgspec.convert(row, RequestCounts), prices)
-    return {**row, **msgspec.structs.asdict(charge), "amount_nanos": charge.amount_nanos}
+    rated = rate(msgspec.convert(row, RequestCounts), prices)
+    return {**row, **msgspec.structs.asdict(rated), "amount_nanos": rated.amount_nanos}
 
 
 def _reverse(session: Session, row: _Row, *, reason: str, actor: str) -> None:

@@ -1,6 +1,7 @@
 """Writes usage events as usage records, their sums and a ledger transfer, in the caller's transaction: all or none.
 
-A request is recorded at most once. Events that were recorded before are recognized.
+An id is recorded at most once: a request's, and that of the rest of an estimated one. Events that were recorded before
+are recognized.
 """
 
 from collections import Counter
@@ -101,10 +102,10 @@ def _rate(
     now = database_now(session)
     book = price_book.load(session, {event.tenant_id for event in events.values()})
     rows: dict[bytes, _Row] = {}
-    rated: set[str] = set()
+    seen: set[str] = set()
     for entry_id, event in events.items():
         settled_at = clock.from_ms(event.settled_at_ms)
-        if event.request_id in rated:
+        if event.request_id in seen:
             continue
         if settled_at > now + limits.clock_skew:
             reason = (
@@ -119,12 +120,12 @@ def _rate(
             reason = f"tenant {event.tenant_id} had no plan with prices at {admitted}; give it one"
             refused[entry_id] = Refusal("unpriced", reason)
         else:
-            charge = rate(event, version.card.highest_prices(event.base_model, event.rank_class, event.service_tier))
-            rated.add(event.request_id)
+            rated = rate(event, version.card.highest_prices(event.base_model, event.rank_class, event.service_tier))
+            seen.add(event.request_id)
             rows[entry_id] = {
                 **_facts(event),
-                **msgspec.structs.asdict(charge),
-                "amount_nanos": charge.amount_nanos,
+                **msgspec.structs.asdict(rated),
+                "amount_nanos": rated.amount_nanos,
                 "kv_measured": event.kv_measured,
                 "price_version_id": version.id,
             }
