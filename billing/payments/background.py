@@ -2,8 +2,6 @@
 queued waits.
 """
 
-from datetime import timedelta
-
 import sqlalchemy as sa
 import structlog
 
@@ -30,11 +28,10 @@ def loops(engine: sa.Engine, stripe: StripeSettings, settings: PaymentSettings) 
     """What the billing worker repeats: calls to Stripe, each loop for one tenant at a time, and the work beside them.
     Raises InvalidSettings.
     """
-    call_s = stripe.stripe_connect_timeout_s + stripe.stripe_read_timeout_s
-    if timedelta(seconds=settings.payments_lease_s) <= timedelta(seconds=call_s):
+    if settings.payments_lease_s <= stripe.call_s:
         raise InvalidSettings(
-            f"TENORA_PAYMENTS_LEASE_S is {settings.payments_lease_s}, and one call to Stripe may take {call_s} s "
-            "(TENORA_STRIPE_CONNECT_TIMEOUT_S + TENORA_STRIPE_READ_TIMEOUT_S). Raise the lease."
+            f"TENORA_PAYMENTS_LEASE_S is {settings.payments_lease_s}, and one call to Stripe may take "
+            f"{stripe.call_s} s (TENORA_STRIPE_CONNECT_TIMEOUT_S + TENORA_STRIPE_READ_TIMEOUT_S). Raise the lease."
         )
     if settings.control_public_url is None:
         raise InvalidSettings(

@@ -1,13 +1,17 @@
-"""The one call to Stripe of an operation, which has its effect once, also if this process is killed at any line, or if
-the answer is lost.
+"""The call that is an operation's effect at Stripe. It takes effect once, also if this process is killed at any line,
+or if the answer is lost.
 
 What the call is about (``decide``) and its idempotency key are committed before the call, and the created object's id
 after it. Within the time that Stripe is trusted to know a key, the call is repeated with the same key. After that time,
 or once Stripe replays a stored 500, the object is looked up by our id in its metadata; a new key is used only if it is
 certain that the object does not exist.
+
+Stripe knows no fence: it would charge again for a key that another worker has replaced, and that Stripe never saw or
+has forgotten. So a call is sent only while the lease outlasts it, by the monotonic clock.
 """
 
 import secrets
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
@@ -17,7 +21,7 @@ from sqlmodel import Session, col, select
 
 from billing.payments import metrics
 from billing.payments.models import PaymentOperation
-from billing.payments.queue import Claim, PaymentQueues
+from billing.payments.queue import Claim, Effect, LeaseLost, PaymentQueues
 from billing.stripe.errors import StripeFailure, StripeUnavailable
 from core.db import unit_of_work
 
@@ -44,8 +48,10 @@ class KeysUsedUp(StripeFailure):
 class Call:
     """The call of one claimed operation."""
 
-    def __init__(self, queues: PaymentQueues, claim: Claim) -> None:
+    def __init__(self, queues: PaymentQueues, claim: Claim, *, call_s: int) -> None:
+        """``call_s``: the longest that one call takes."""
         self._queues = queues
+        self._call_s = call_s
         self.claim = claim
 
     @property
@@ -74,6 +80,7 @@ class Call:
 
     def once(self, send: Send, find: Find) -> str:
         """The id of the object that the call makes. Raises what the call raises, and LeaseLost."""
+        kept_at = time.monotonic()
         row = self._begin()
         if row.object_id is not None:
             return row.object_id
@@ -82,8 +89,11 @@ class Call:
             metrics.LOOK_UPS.labels("absent" if found is None else "found").inc()
             if found is not None:
                 return self._store(found.id)
+            kept_at = time.monotonic()
             row = self._take_new_key()
         assert row.idempotency_key is not None, "begun"
+        if time.monotonic() + self._call_s >= kept_at + self._queues.settings.payments_lease_s:
+            raise LeaseLost(self.claim.operation_id)
         try:
             made = send(row.idempotency_key)
         except StripeUnavailable as failure:
@@ -93,9 +103,11 @@ class Call:
             raise
         return self._store(made.id)
 
-    def start_over(self) -> None:
-        """Forget what was decided, after it is certain that the call had no effect. Raises KeysUsedUp."""
-        self._take_new_key(decided=None)
+    def start_over(self, effect: Effect | None = None) -> None:
+        """Forget what was decided, after it is certain that the call had no effect, in one transaction with ``effect``.
+        Raises KeysUsedUp.
+        """
+        self._take_new_key(effect, decided=None)
 
     def window(self) -> tuple[datetime, datetime]:
         """When the object may have been created. Objects on a test clock have its time, so all are read there."""
@@ -114,8 +126,10 @@ class Call:
                 self._change(session, look_up=True)
             return self._read(session)
 
-    def _take_new_key(self, **changes: Any) -> PaymentOperation:
+    def _take_new_key(self, effect: Effect | None = None, **changes: Any) -> PaymentOperation:
         with unit_of_work(self._queues.engine) as session:
+            if effect is not None:
+                effect(session)
             now, row = self._queues.keep(session, self.claim), self._read(session)
             if row.key_number >= self._queues.settings.payments_keys_max:
                 raise KeysUsedUp(f"{self.claim.operation_id}: {row.key_number} keys were used without an effect")

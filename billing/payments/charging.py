@@ -1,12 +1,12 @@
 """Asks tenants for money: what is due of invoices, and for credit, with a saved card or on a page of Stripe's.
 
-An attempt is one payment intent. What happens if this process dies, line by line:
+A charge asks for one payment intent. What happens if this process dies, line by line:
 
-1. ``Call.decide`` commits the charge: how much, for which invoices, with which card. Nothing is sent yet; the next
-   worker finds the charge and goes on with it.
+1. ``Call.decide`` commits the charge: how much, for which invoices, with which card. (That of a top-up was committed
+   with its operation.) No payment is asked for yet; the next worker finds the charge and goes on with it.
 2. ``Call.once`` commits the idempotency key, calls Stripe, and commits the intent's id. If the worker dies in between,
    the next one sends the same parameters under the same key and gets the same intent. If the key is too old for that,
-   it looks the intent up by the charge's id. So there is one intent for each charge.
+   it looks the intent up by the charge's id. So a charge has one intent (docs/BILLING.md has the exception).
 3. ``PaymentQueues.finish`` books the money (``booking.book_payment``) or the failure (``dunning``) and ends the
    operation, in one transaction. Killed before it, 2. finds the intent. Stripe's event books it, too: each intent is
    booked once.
@@ -14,6 +14,7 @@ An attempt is one payment intent. What happens if this process dies, line by lin
 
 import secrets
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from sqlmodel import Session, col, select
@@ -52,9 +53,10 @@ class Charging:
         for page in self._open_pages(call.claim.tenant_id):
             self._close(page)  # so that the owner does not pay what the card pays
         charge = self._decided(call, collect.invoice_id, card)
-        if charge is not None and call.claim.attempts > 1 and self._was_not_sent_and_is_too_much(call, charge):
-            call.start_over()
-            self._end(charge, "less is due, and nothing was charged")
+        is_repeated = call.claim.attempts > 1
+        if charge is not None and is_repeated and self._is_too_much(charge) and not self._is_at_stripe(call, charge):
+            reason = "less is due, and nothing was charged"
+            call.start_over(partial(end_charge, charge_id=charge.id, reason=reason))
             charge = self._decided(call, collect.invoice_id, card)
         if charge is None:
             return self._nothing_due(collect.invoice_id)
@@ -99,14 +101,14 @@ class Charging:
         return self._open(call, charge, (address, f"{address}?left=true"))
 
     def _open(self, call: Call, charge: PaymentCharge, urls: tuple[str, str]) -> Outcome:
-        customer = call.customer
+        customer, description = call.customer, self._description(charge)
         page_id = call.once(
             lambda key: self._account.open_payment_page(
                 customer,
                 our_id=charge.id,
                 amount_cents=charge.amount_cents,
                 currency=CURRENCY,
-                description=self._description(charge),
+                description=description,
                 urls=urls,
                 key=key,
             ),
@@ -129,7 +131,7 @@ class Charging:
         """One attempt with the charge's card."""
         if charge.method is None:
             return self._failed(call, charge, "no_method", "there is no payment method")
-        customer, card = call.customer, charge.method
+        customer, card, description = call.customer, charge.method, self._description(charge)
         try:
             made = call.once(
                 lambda key: self._account.charge_saved_card(
@@ -138,7 +140,7 @@ class Charging:
                     our_id=charge.id,
                     amount_cents=charge.amount_cents,
                     currency=CURRENCY,
-                    description=self._description(charge),
+                    description=description,
                     key=key,
                 ),
                 lambda since, until: self._account.find_payment(
@@ -209,19 +211,17 @@ class Charging:
         with unit_of_work(self._queues.engine) as session:
             return _charge(session, charge_id)
 
-    def _was_not_sent_and_is_too_much(self, call: Call, charge: PaymentCharge) -> bool:
-        """Whether less is due than when the charge was decided, and Stripe certainly does not have it."""
+    def _is_too_much(self, charge: PaymentCharge) -> bool:
+        """Whether less is due than when the charge was decided."""
         with unit_of_work(self._queues.engine) as session:
             now = {each: read_invoice(session, each) for each in charge.covers}
-        if all(now[each].status == "open" and now[each].amount_due_cents >= charge.covers[each] for each in now):
-            return False
+        return any(now[each].status != "open" or now[each].amount_due_cents < charge.covers[each] for each in now)
+
+    def _is_at_stripe(self, call: Call, charge: PaymentCharge) -> bool:
+        """Looks the charge's payment up at Stripe. Raises StripeLookupInconclusive unless the answer is certain."""
         since, until = call.window()
         found = self._account.find_payment(our_id=charge.id, customer_id=call.customer, since=since, until=until)
-        return found is None
-
-    def _end(self, charge: PaymentCharge, reason: str) -> None:
-        with unit_of_work(self._queues.engine) as session:
-            end_charge(session, charge.id, reason)
+        return found is not None
 
     def _open_pages(self, tenant_id: str) -> list[PaymentCharge]:
         """The charges of invoices that the owner may pay at this moment."""

@@ -1,7 +1,7 @@
 """Performs the operations of tenants' queues: claims one in a transaction, calls Stripe outside of any, books the
 outcome in another. Operations of one tenant run in order, those of several beside each other.
 
-Fails closed: an answer that leaves open what happened stops or postpones the tenant's queue; nothing is sent twice.
+Fails closed: an answer that leaves open what happened postpones or stops the queue. Nothing takes effect twice.
 """
 
 import secrets
@@ -75,7 +75,7 @@ class Performer:
     def _attempt(self, claim: Claim) -> str:
         queues = self._queues
         try:
-            outcome = self._perform(claim.operation, Call(queues, claim))
+            outcome = self._perform(claim.operation, Call(queues, claim, call_s=self._account.call_s))
             queues.finish(claim, outcome)
         except QueueStops as stops:
             queues.stop(claim, stops.kind, stops.reason)

@@ -1,5 +1,6 @@
-"""The connection to Stripe: the only module that imports its SDK. Each method is one call, with billing's idempotency
-key for each POST and without the SDK's retries. Order, retries and what follows from an answer belong to the callers.
+"""The connection to Stripe: the only module that imports its SDK. A method that changes something is one call, with an
+idempotency key of billing's and without the SDK's retries; one that lists may be several. Order, retries and what
+follows from an answer belong to the callers.
 
 Fails closed: each error of the SDK becomes one of ``billing.stripe.errors``; an unknown outcome is never a success.
 """
@@ -36,7 +37,10 @@ stripe.enable_telemetry = False  # the SDK would write a file in the home folder
 
 
 class StripeAccount:
-    """The platform's account at Stripe. Thread-safe. ``key`` is always an idempotency key, frozen by the caller."""
+    """The platform's account at Stripe. Thread-safe. ``key`` is always an idempotency key. It is committed before
+    a call that must take effect once (``billing.payments.calls``). Where a repetition changes nothing, each call has
+    another: ``set_default_card``, ``close_page`` and ``portal_url``.
+    """
 
     def __init__(self, settings: StripeSettings) -> None:
         if settings.stripe_api_key is None:
@@ -57,6 +61,11 @@ class StripeAccount:
     def livemode(self) -> bool:
         """Whether the account moves real money."""
         return self._settings.livemode
+
+    @property
+    def call_s(self) -> int:
+        """The longest that one call waits."""
+        return self._settings.call_s
 
     # Customers and their cards.
 

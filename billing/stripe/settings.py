@@ -121,6 +121,11 @@ class StripeSettings(Fragment):
         return "live" if "_live_" in self.stripe_api_key.get_secret_value()[:8] else "test"
 
     @property
+    def call_s(self) -> int:
+        """The longest that one call waits: for a connection, and for its answer."""
+        return self.stripe_connect_timeout_s + self.stripe_read_timeout_s
+
+    @property
     def livemode(self) -> bool:
         """Whether real money is moved."""
         return self.mode == "live"

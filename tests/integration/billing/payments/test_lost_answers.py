@@ -2,12 +2,14 @@
 once, and what cannot be certain stops and asks for a person.
 """
 
+import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
 
-from billing.payments import outbox, queue
+from billing.payments import calls, outbox, queue
 from billing.payments.operations import ChargeTopUp
 from core.db import unit_of_work
 from core.errors import Conflict
@@ -167,6 +169,25 @@ def test_a_worker_that_lost_its_lease_writes_nothing(stage):
     assert stage.performer.run(slow) == "lost"
     assert stage.due(invoice) == 0
     assert stage.charged(tenant) == [700]
+
+
+def test_a_worker_that_was_frozen_before_its_call_does_not_send_a_key_that_was_replaced(stage, monkeypatch):
+    tenant = stage.tenant()
+    invoice = stage.invoice(tenant, 700)
+    slow, begin, frozen_s = stage.queues.claim(), calls.Call._begin, stage.settings.payments_lease_s + 1
+
+    def begin_and_freeze(call):
+        begun = begin(call)
+        if call.claim is slow:
+            monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + frozen_s))
+            stage.offset += timedelta(seconds=frozen_s)
+            stage.pay_by_hand(invoice, 100)
+            assert stage.work() == ["done"]  # a new charge over 600, with a new key: Stripe has nothing of the old one
+        return begun
+
+    monkeypatch.setattr(calls.Call, "_begin", begin_and_freeze)
+    assert stage.performer.run(slow) == "lost"
+    assert (stage.due(invoice), stage.charged(tenant), stage.alarms()) == (0, [600], [])
 
 
 def test_an_operation_that_meets_a_defect_stops_its_queue_with_an_alarm_and_stops_no_other(stage, monkeypatch):
