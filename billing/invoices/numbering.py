@@ -1,7 +1,8 @@
 """Gives each invoice and credit note its number and its link in the chain of documents.
 
-Numbers have no gaps: the lock that gives one is held until the commit. It is taken last, when everything else of the
-transaction is written and checked, so that closes of other tenants wait for two statements and a commit only.
+Numbers have no gaps: the lock that gives one is held until the commit. It is taken when everything else of the
+transaction is written and checked, but for the notification that names the number. So closes of other tenants wait for
+a few inserts and a commit only.
 
 A document is hashed with all its stored values and those of its parts, as JSON with sorted keys, in UTC. A null value
 is left out. So a new column that is null in old rows changes no old hash; a column that is renamed or removed would,
@@ -70,7 +71,7 @@ _CHECK_PARTS: Final = (
 
 
 def seal(session: Session, kind: DocumentKind, document_id: str, tenant_id: str) -> str:
-    """Give a document that is written in full its number, in its printed form. The caller commits next: every other
+    """Give a document that is written in full its number, in its printed form. The caller commits soon: every other
     document waits for that. Raises Unavailable when other documents hold the lock for too long.
     """
     session.flush()

@@ -1,7 +1,8 @@
-"""Turns the lines of a period into a final invoice: credits, tax, postings, events and the number, in the caller's
-transaction, which then only has to commit.
+"""Turns the lines of a period into a final invoice: credits, tax, postings, events, collection and number, in the
+caller's transaction, which then only has to commit.
 
-The order: promotional credits, rounding of the net, tax, and then what pays at once: paid credits and the balance.
+The order: promotional credits, rounding of the net, tax, and then what pays at once: paid credits and the balance. The
+notification comes after the number, which it names.
 """
 
 from collections.abc import Sequence
@@ -109,12 +110,12 @@ def finalize(
     session.flush()
     ledger.post(session, "invoice", _legs(tenant_id, made), invoice_id=invoice.id)
     state = _apply_credits(session, invoice, period, made.lines)
-    number = seal(session, "invoice", invoice.id, tenant_id)
-    _tell(session, invoice, number)
     if state.amount_due_cents > 0 and parties.by_transfer:
         dunning.await_transfer(session, tenant_id, invoice.id, due_on)
     elif state.amount_due_cents > 0:
         outbox.enqueue(session, tenant_id, CollectInvoice(invoice_id=invoice.id))
+    number = seal(session, "invoice", invoice.id, tenant_id)
+    _tell(session, invoice, number)
     return invoice_view(invoice, number, state)
 
 
