@@ -42,10 +42,10 @@ def extend(row: Leased, now: datetime, lease_s: int) -> None:
     row.next_attempt_at = now + timedelta(seconds=lease_s)
 
 
-def held(session: Session, mine: SelectOfScalar[Row], attempts: int) -> Row | None:
-    """The row, locked, if its last attempt is this one. None if another worker began a later one."""
+def held(session: Session, mine: SelectOfScalar[Row], fence: int) -> Row | None:
+    """The row, locked, if its last attempt has this number. None if another worker began a later one."""
     row = session.exec(mine.with_for_update().execution_options(populate_existing=True)).first()
-    return row if row is not None and row.attempts == attempts else None
+    return row if row is not None and row.attempts == fence else None
 
 
 def pause(attempts: int, *, first_ms: int, longest_ms: int, chance_permille: int = 0) -> timedelta:

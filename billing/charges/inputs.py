@@ -1,8 +1,8 @@
 """Reads what ``billing.charges.statement`` needs: a tenant's contract, the sums of what it used, and what its last
 invoice left to the next one.
 
-Usage comes from the hourly sums. Only the two hours in which a period begins and ends are read from the records, so a
-close costs the number of hours and adapters, not of requests.
+Usage comes from the hourly sums. Only the parts of an hour in which a period begins and ends are read from the records,
+so a close costs the number of hours and adapters, and of requests in two hours at most.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

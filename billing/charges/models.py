@@ -33,8 +33,8 @@ class UsageAdjustment(SQLModel, table=True):
 
 
 class StoredPeriodState(SQLModel, table=True):
-    """What a closed period left to the next one (``billing.charges.state.PeriodState``). Written once, and only if the
-    period left anything.
+    """What a closed period left to the next one (``billing.charges.state.PeriodState``). Written once, and only
+    where the next invoice may depend on it.
     """
 
     __tablename__ = "period_states"

@@ -1,5 +1,5 @@
 """Who used a replica in a piece of time, for the allocation of its cost: the work of requests, from recorded usage, and
-pinned slots, of which every replica of a pool keeps each. The only place where cost attribution reads records.
+pinned slots, of which every replica of a pool keeps each. Nothing else that shares out costs reads records.
 """
 
 from collections import Counter, defaultdict

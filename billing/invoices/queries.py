@@ -1,4 +1,4 @@
-"""Reads invoices. ``billing.invoicing.closing`` writes them once; what they became since is read from their events."""
+"""Reads invoices. ``billing.invoicing.finalizing`` writes them once; what became of them is read from their events."""
 
 from decimal import Decimal
 from typing import Any

@@ -45,13 +45,14 @@ class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
-    """``quantity`` units at ``unit_price_nanos`` each are ``amount_nanos``; page-seconds are cut below one nanodollar
-    in each request. ``amount_cents`` is the line's share of the invoice's total. A line of a tier is of all adapters
+    """``amount_nanos`` is ``quantity`` × ``unit_price_nanos``, cut below one nanodollar; page-seconds are cut in each
+    request. ``amount_cents`` is the line's share of the rounded net. A line of a price tier is of all adapters
     together, and has no ``base_model`` if it is of all models. Of flex usage, ``unit_price_nanos`` is what the batch
     factor leaves of ``list_price_nanos``.
 
-    Lines of the unit ``amount`` are no usage and have no model: fees, prorations, discounts, commitments, what is
-    carried over, and usage of an earlier period that cost less than a cent, or whose invoice was voided.
+    Lines of the unit ``amount`` are no usage and have no model: fees, prorations, discounts, commitments and what is
+    carried over. Lines of an earlier period, which cost less than a cent or whose invoice was voided, keep their unit
+    and model; ``covers_from`` and ``covers_until`` are then the bounds of that period.
     """
 
     id: Annotated[str, fields.ID]
@@ -64,7 +65,7 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     late_for: Annotated[
         datetime | None, about("Start of the month in which late usage settled; null for usage of the period itself.")
     ]
-    unit: Annotated[LineUnit, about("What one unit is: token, page_second or package.")]
+    unit: Annotated[LineUnit, about("token, page_second, package, gb_hour, slot_hour, load, or amount (of money).")]
     quantity: Annotated[Decimal, fields.QUANTITY]
     unit_price_nanos: Annotated[int, fields.UNIT_PRICE_NANOS]
     amount_nanos: Annotated[int, fields.AMOUNT_NANOS]
@@ -74,10 +75,11 @@ class InvoiceLineView(msgspec.Struct, frozen=True, kw_only=True):
     used_units: Annotated[Decimal | None, about("Units used, where quantity counts packages.")]
     description: Annotated[str | None, about("What the line is, where its kind does not say; null otherwise.")] = None
     source_id: Annotated[str | None, about("Id of the discount or coupon; null for other lines.")] = None
-    covers_from: Annotated[datetime | None, about("Start of the time that a fee is for; null for usage.")] = None
-    covers_until: Annotated[datetime | None, about("End of the time that a fee is for, exclusive; null for usage.")] = (
-        None
-    )
+    covers_from: Annotated[
+        datetime | None,
+        about("Start of the time of a fee, a commitment or a line of an earlier period, or null."),
+    ] = None
+    covers_until: Annotated[datetime | None, about("End of the same time, exclusive, or null.")] = None
     tax_cents: Annotated[int, fields.TAX_CENTS] = 0
     service_tier: Annotated[ServiceTier | None, fields.SERVICE_TIER] = None
     list_price_nanos: Annotated[

@@ -1,4 +1,4 @@
-"""What a past period would have cost on another price card. It reads and writes nothing.
+"""What a past period would have cost on another price card. It writes nothing.
 
 Token prices are linear, so sums are enough. KV page time is cut below one nanodollar in each request, so records are
 read where the new price is no whole number for each page-millisecond. The result equals what a close of the period

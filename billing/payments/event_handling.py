@@ -1,6 +1,7 @@
 """Handles stored events of Stripe: fetches the object that an event names, and applies what the object says now.
 
 So events may come twice, late and in any order: each effect is booked once, and an older event cannot undo a newer one.
+The only change that it makes at Stripe is the customer's default card.
 """
 
 import secrets

@@ -14,7 +14,8 @@ from core.db import Instant
 
 class PaymentQueue(SQLModel, table=True):
     """A tenant at Stripe: its customer, and its operations, which run one after the other. ``next_attempt_at`` is null
-    while nothing waits. ``attempts`` counts claims: a worker writes only as long as its claim is the last.
+    while nothing waits. ``attempts`` is the fence: the number of the last claim. A worker with an older one changes
+    neither the queue nor its operations.
     ``clock_at`` is the time of the customer's test clock, which then dates the tenant's dunning.
     """
 
@@ -41,8 +42,9 @@ class PaymentQueue(SQLModel, table=True):
 
 
 class PaymentOperation(SQLModel, table=True):
-    """One operation, in the order of ``position``, with its one call to Stripe. ``content`` is frozen; ``decided`` is
-    what the call is about, where that is known only when the operation's turn comes; ``result`` says what came of it.
+    """One operation, in the order of ``position``, with the call that is its effect. ``content`` is frozen; ``decided``
+    is what the call is about, where that is known only when the operation's turn comes; ``result`` says what came of
+    it. ``attempts`` counts its claims.
 
     ``idempotency_key`` is written before the call is sent, ``object_id`` after its answer. With ``look_up`` the object
     is searched at Stripe before anything is sent. ``approved`` says that an admin has let the operation go on.
@@ -81,7 +83,7 @@ class PaymentOperation(SQLModel, table=True):
 
 
 class PaymentCharge(SQLModel, table=True):
-    """Money that is asked of a tenant: one payment intent, written before it is sent. Either for what is due of an
+    """Money that is asked of a tenant by one payment intent, written before that is sent. Either for what is due of an
     invoice, and of others that are too small to be charged alone (``covers``: cents by invoice), or for credit.
 
     ``method`` is the saved card. With ``on_page`` the owner pays at ``page``, a Checkout session. Only its state
@@ -146,7 +148,7 @@ class StripeEventsListed(SQLModel, table=True):
 
 
 class ReceivedPayment(SQLModel, table=True):
-    """A payment intent whose money arrived, booked once. Insert-only. Several of one charge are all booked."""
+    """A payment intent whose money arrived, booked once. Insert-only. A second one of a charge is booked too."""
 
     __tablename__ = "received_payments"
 

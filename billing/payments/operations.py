@@ -1,7 +1,7 @@
 """What billing asks of Stripe: one frozen value for each kind of operation, as it is stored in a tenant's queue.
 
-Each is one call with an effect. ``dedupe_key`` names the intention: a second operation of a tenant with the same key is
-not queued. What an invoice is charged is decided when its turn comes (``charging``), and is no part of the operation.
+Each has one effect there. ``dedupe_key`` names the intention: a second operation of a tenant with the same key is not
+queued. What an invoice is charged is decided when its turn comes (``charging``), and is no part of the operation.
 """
 
 from typing import Annotated, Any, Final

@@ -1,7 +1,7 @@
 """Claims and ends the operations of tenants' queues. Each is one transaction, and nothing is sent within it.
 
 A claim is a lease of the whole queue with a fence. If a worker dies, the queue is claimed again when the lease ends,
-and the operation goes on with the same key. A worker that lost its lease writes nothing.
+and the operation goes on with the same key. A worker that lost its lease changes neither the queue nor its operations.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 """Gives money back through Stripe. The books changed before: an operation only carries out what a credit note or a
-refund of credit has decided. Each operation is one refund of one payment; what is left is the next operation.
+refund of credit has decided. Each operation makes at most one refund of one payment; the next operation makes the rest.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
-"""The quantities of usage and of resources: how each is counted, priced, stored and printed. Sums, prices, lines,
-documents and checks read this table, and name no quantity of their own. Pure: no database.
+"""The quantities of usage and of resources: how each is counted, priced, stored and printed. Prices, lines, documents
+and the sums that they are made of read this table. Sums that quotas and reconciliation read (``usage.sums``, by month
+and by replica) have columns of their own. Pure: no database.
 """
 
 from collections.abc import Iterable, Mapping

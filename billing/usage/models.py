@@ -1,8 +1,8 @@
-"""The tables of usage: one record per request, and its sums by hour, day and month, written in the same transaction.
+"""The tables of usage: records of requests, and their sums by hour, day and month, written in the same transaction.
 
-Records are never changed; an amendment is a row of its own. Sums can be computed again from both; every report and
-every close reads the sums. Text ids name tenants, keys and adapters of the control plane: no foreign key crosses that
-line.
+Records are never changed; an amendment is a row of its own. Sums can be computed again from both. Reports and closes
+read the sums, and records only for single minutes, revisions and the parts of an hour at both ends. Text ids name
+tenants, keys and adapters of the control plane: no foreign key crosses that line.
 """
 
 from datetime import datetime
@@ -104,7 +104,8 @@ UsageNow = orm.aliased(
 
 
 class UsageHour(SQLModel, table=True):
-    """The sums of the records of one hour (UTC, by ``settled_at``) with the same owner, price, tier and lateness.
+    """The sums of the records of one hour (UTC, by ``settled_at``) with the same owner, price version, service tier and
+    lateness.
     "" and 0 stand for no adapter, revision and rank class, and the epoch for usage that is not late: keys hold no NULL.
 
     ``requests`` counts requests, not rests. The ``…_requests`` of a quantity count requests that used any of it.
@@ -148,8 +149,8 @@ class UsageHour(SQLModel, table=True):
 
 
 class UsageDay(SQLModel, table=True):
-    """The sums of the hours of one UTC day with the same owner, price and tier, late or not. Reports by the day read
-    them.
+    """The sums of the hours of one UTC day with the same owner, price version and service tier, late or not. Reports by
+    the day read them.
     """
 
     __tablename__ = "usage_days"
