@@ -310,7 +310,7 @@ class Stack:
             log=self.logs / f"{name}.log",
             needs=("valkey", "s3-read"),
             after=tuple(replicas[:number]),
-            ready=lambda: answers(f"http://127.0.0.1:{metrics_port}/readyz"),
+            ready=lambda: has_started(metrics_port),
             ready_s=300,
             stop_s=ReplicaSettings.model_fields["drain_s"].default + 30,  # then it stops the engine
         )
@@ -329,6 +329,11 @@ class Stack:
                 return [msgspec.json.decode(value) for name in names if (value := client.get(redis_keys.replica(name)))]
         except redis.RedisError:
             return []
+
+
+def has_started(metrics_port: int) -> bool:
+    """Whether a replica's start succeeded. A cordoned one drains from its start on: another start would not help."""
+    return answers(f"http://127.0.0.1:{metrics_port}/readyz", accepted_error="it is draining")
 
 
 def replica_names(replicas: int) -> list[str]:

@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -92,13 +93,16 @@ def accepts_connections(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def answers(url: str, *, timeout_s: float = 2) -> bool:
-    """Whether an HTTP GET of a loopback URL gives 200."""
-    try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 - our own loopback URLs
-            return bool(response.status == 200)
-    except OSError:
-        return False
+def answers(url: str, *, timeout_s: float = 2, accepted_error: str | None = None) -> bool:
+    """Whether an HTTP GET of a loopback URL gives 200, or an error whose text is ``accepted_error``."""
+    with contextlib.suppress(OSError):
+        try:
+            with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 - our own loopback URLs
+                return bool(response.status == 200)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.read().decode(errors="replace").strip() == accepted_error
+    return False
 
 
 def free_port() -> int:
