@@ -49,32 +49,33 @@ class Supervisor:
     """
 
     def __init__(self, programs: list[Program], run_folder: Path, on_tick: Callable[[], None]) -> None:
-        self._children = {program.name: Child(program) for program in programs}
+        self._wanted = {program.name: program for program in programs}
+        self._children = {name: Child(program) for name, program in self._wanted.items()}
+        self._wave: list[Child] = []  # those that the supervisor stops now, at its own end
         self._state_file = run_folder / "state.json"
         self._on_tick = on_tick
         self._stopping = False
         self._written = ""
 
     def want(self, programs: Sequence[Program]) -> None:
-        """From now on keep these running. A new one is started; one that is gone is stopped and then forgotten; the
-        others run on as they are. Others may need none that is gone.
+        """From now on keep these running. A new one is started, and one that still stops is started after its end; one
+        that is gone is stopped and then forgotten; the others run on, and follow a changed definition from their next
+        start on. Others may need none that is gone.
         """
-        wanted = {program.name: program for program in programs}
-        for name, program in wanted.items():
-            if name not in self._children:
-                self._children[name] = Child(program)
+        self._wanted = {program.name: program for program in programs}
+        for name, program in self._wanted.items():
+            self._children.setdefault(name, Child(program)).program = program
         for name, child in list(self._children.items()):
-            if name in wanted or child.state == "stopping":
+            if name in self._wanted:
                 continue
             if child.process is None:
                 del self._children[name]
             else:
-                child.process.send_signal(child.program.stop_signal)
-                child.state, child.kill_after = "stopping", time.monotonic() + child.program.stop_s
+                _ask_to_stop(child)
 
     def run(self) -> None:
-        """Run until SIGTERM or SIGINT; a second one ends the drains. Call from the main thread: its death makes the
-        kernel stop the children.
+        """Run until SIGTERM or SIGINT. A second one ends the drains of the programs that stop now; what they need stops
+        after them. Call from the main thread: its death makes the kernel stop the children.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
@@ -93,11 +94,10 @@ class Supervisor:
         self._stop_all()
 
     def _request_stop(self, _number: int, _frame: object) -> None:
-        """The second time, the programs that still drain are asked again: that ends a drain."""
-        if self._stopping:
-            for child in self._children.values():
-                if child.process is not None and child.process.returncode is None:
-                    child.process.send_signal(child.program.stop_signal)
+        """The second time, the programs that stop now are asked again: that ends a drain."""
+        for child in self._wave:
+            if (process := child.process) is not None:
+                process.send_signal(child.program.stop_signal)
         self._stopping = True
 
     def _advance(self, child: Child) -> None:
@@ -130,7 +130,10 @@ class Supervisor:
             return
         _end_group(child.process.pid, signal.SIGKILL)
         child.process.wait()
-        del self._children[child.program.name]
+        name = child.program.name
+        del self._children[name]
+        if name in self._wanted:  # again, while it stopped
+            self._children[name] = Child(self._wanted[name])
 
     def _restart_later(self, child: Child, status: int) -> None:
         assert child.process is not None
@@ -151,15 +154,13 @@ class Supervisor:
         remaining = [child for child in self._children.values() if child.process is not None]
         while remaining:
             needed = {name for child in remaining for name in child.program.needs}
-            wave = [child for child in remaining if child.program.name not in needed] or remaining
-            for child in wave:
-                assert child.process is not None
-                with contextlib.suppress(ProcessLookupError):
-                    child.process.send_signal(child.program.stop_signal)
-            for child in wave:
+            self._wave = [child for child in remaining if child.program.name not in needed] or remaining
+            for child in self._wave:
+                _ask_to_stop(child)
+            for child in self._wave:
                 assert child.process is not None
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.process.wait(child.program.stop_s)
+                    child.process.wait(max(0, child.kill_after - time.monotonic()))
                 _end_group(child.process.pid, signal.SIGKILL)
                 child.process.wait()
                 child.process = None
@@ -183,6 +184,14 @@ class Supervisor:
             partial.write_text(text)
             partial.rename(self._state_file)
             self._written = text
+
+
+def _ask_to_stop(child: Child) -> None:
+    """Once, because a second signal ends a drain. It gets ``stop_s`` from now on."""
+    assert child.process is not None
+    if child.state != "stopping":
+        child.process.send_signal(child.program.stop_signal)
+        child.state, child.kill_after = "stopping", time.monotonic() + child.program.stop_s
 
 
 @contextlib.contextmanager

@@ -194,22 +194,74 @@ def patient(folder: Path, name: str, *, signals: int) -> Program:
 
 def test_a_program_that_is_no_longer_wanted_drains_and_the_others_run_on(run_folder, supervised, tmp_path):
     one, two, three = program(tmp_path, "one"), patient(tmp_path, "two", signals=1), program(tmp_path, "three")
-    change = tmp_path / "change"
-    supervisor = supervised(one, two, on_tick=lambda: change.exists() and supervisor.want([one, three]))
+    changed = replace(one, env={"CHANGED": "1", **one.env})
+    wanted = []
+    supervisor = supervised(one, two, on_tick=lambda: wanted and supervisor.want(wanted.pop()))
     wait_until(lambda: all(is_in_state(run_folder, name, "ready")() for name in ("one", "two")))
     before = state(run_folder)["one"]["pid"]
-    change.touch()
+    wanted.append([changed, three])
     wait_until(lambda: set(state(run_folder)) == {"one", "three"}, what="the change")
     wait_until(is_in_state(run_folder, "three", "ready"))
     assert (tmp_path / "two" / "asked").read_text() == "."
     assert state(run_folder)["one"]["pid"] == before
+    os.kill(before, signal.SIGKILL)
+    after = wait_until(lambda: (pid := state(run_folder)["one"]["pid"]) != before and pid, what="its next start")
+    wait_until(lambda: b"CHANGED=1" in Path(f"/proc/{after}/environ").read_bytes(), what="its changed definition")
 
 
-def test_a_second_stop_signal_reaches_a_program_that_still_drains(run_folder, supervised, tmp_path):
-    supervisor = supervised(patient(tmp_path, "patient", signals=2))
-    wait_until(is_in_state(run_folder, "patient", "ready"))
-    pid = state(run_folder)["patient"]["pid"]
+def test_a_program_that_is_wanted_again_while_it_drains_starts_again_after_its_end(run_folder, supervised, tmp_path):
+    one, two = program(tmp_path, "one"), patient(tmp_path, "two", signals=2)
+    wanted = []
+    supervisor = supervised(one, two, on_tick=lambda: wanted and supervisor.want(wanted.pop()))
+    wait_until(is_in_state(run_folder, "two", "ready"))
+    first = state(run_folder)["two"]["pid"]
+    wanted.append([one])
+    wait_until((tmp_path / "two" / "asked").exists, what="the drain")
+    wanted.append([one, two])
+    wait_until(lambda: not wanted, what="the second change")
+    assert state(run_folder)["two"]["pid"] == first
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: state(run_folder).get("two", {}).get("pid") not in (None, first), what="another start")
+    assert (tmp_path / "two" / "asked").read_text() == "."
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[int]:
+    """The processes that the supervisor sends a signal, by their pids."""
+    asked, send = [], subprocess.Popen.send_signal
+    monkeypatch.setattr(
+        subprocess.Popen, "send_signal", lambda process, number: asked.append(process.pid) or send(process, number)
+    )
+    return asked
+
+
+def test_a_second_stop_signal_ends_the_drains_and_not_the_programs_that_stop_later(
+    run_folder, supervised, tmp_path, asked
+):
+    engine = replace(patient(tmp_path, "engine", signals=3), needs=("store",))
+    supervisor = supervised(program(tmp_path, "store"), engine)
+    wait_until(is_in_state(run_folder, "engine", "ready"))
+    pids = {name: record["pid"] for name, record in state(run_folder).items()}
     supervisor._request_stop(signal.SIGTERM, None)
-    wait_until((tmp_path / "patient" / "asked").exists, what="the first signal")
+    wait_until((log := tmp_path / "engine" / "asked").exists, what="the first signal")
     supervisor._request_stop(signal.SIGTERM, None)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), timeout_s=10, what="the end")
+    wait_until(lambda: log.read_text() == "..", what="the second signal")
+    assert asked == [pids["engine"]] * 2
+    supervisor._request_stop(signal.SIGTERM, None)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), timeout_s=10, what="the end")
+    assert asked == [pids["engine"]] * 3 + [pids["store"]]
+
+
+def test_a_program_that_drains_already_is_not_asked_again_when_all_stop(run_folder, supervised, tmp_path, asked):
+    one, two = program(tmp_path, "one"), patient(tmp_path, "two", signals=2)
+    wanted = []
+    supervisor = supervised(one, two, on_tick=lambda: wanted and supervisor.want(wanted.pop()))
+    wait_until(is_in_state(run_folder, "two", "ready"))
+    pids = {name: record["pid"] for name, record in state(run_folder).items()}
+    wanted.append([one])
+    wait_until((tmp_path / "two" / "asked").exists, what="the drain")
+    supervisor._request_stop(signal.SIGTERM, None)
+    wait_until(lambda: not Path(f"/proc/{pids['one']}").exists(), what="the end of the other")
+    assert asked == [pids["two"], pids["one"]]
+    supervisor._request_stop(signal.SIGTERM, None)
+    wait_until(lambda: not Path(f"/proc/{pids['two']}").exists(), timeout_s=10, what="the end")
