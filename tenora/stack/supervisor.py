@@ -153,7 +153,7 @@ class Supervisor:
         """Stop dependents before their dependencies. Each gets its ``stop_s``, then its process group is killed."""
         remaining = [child for child in self._children.values() if child.process is not None]
         while remaining:
-            needed = {name for child in remaining for name in child.program.needs}
+            needed = {name for child in remaining for name in self._needed_by(child)}
             self._wave = [child for child in remaining if child.program.name not in needed] or remaining
             for child in self._wave:
                 _ask_to_stop(child)
@@ -167,6 +167,11 @@ class Supervisor:
                 child.state = "waiting"
             remaining = [child for child in remaining if child.process is not None]
         self._write_state()
+
+    def _needed_by(self, child: Child) -> set[str]:
+        """What it needs, also through steps that are done."""
+        direct = child.program.needs
+        return set(direct).union(*(self._needed_by(self._children[name]) for name in direct))
 
     def _write_state(self) -> None:
         programs = {

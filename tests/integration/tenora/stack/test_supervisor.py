@@ -112,7 +112,7 @@ def test_a_program_that_ignores_the_stop_signal_is_killed_in_time(run_folder, su
     assert time.monotonic() - started < promised_s(5)
 
 
-def test_dependents_stop_before_what_they_need(run_folder, supervised, tmp_path):
+def test_dependents_stop_before_what_they_need_also_through_steps(run_folder, supervised, tmp_path):
     def records_its_end(name):
         return f"""if True:
             import signal, sys
@@ -124,8 +124,9 @@ def test_dependents_stop_before_what_they_need(run_folder, supervised, tmp_path)
             {SLEEPER}"""
 
     below = program(tmp_path, "below", records_its_end("below"), ready=(tmp_path / "below").exists)
-    above = program(tmp_path, "above", records_its_end("above"), ready=(tmp_path / "above").exists, needs=("below",))
-    supervisor = supervised(below, above)
+    step = program(tmp_path, "step", "", once=True, needs=("below",))
+    above = program(tmp_path, "above", records_its_end("above"), ready=(tmp_path / "above").exists, needs=("step",))
+    supervisor = supervised(below, step, above)
     wait_until(is_in_state(run_folder, "above", "ready"))
     supervisor._request_stop(signal.SIGTERM, None)
     wait_until(lambda: (tmp_path / "order").exists() and (tmp_path / "order").read_text() == "above below ")
