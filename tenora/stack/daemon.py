@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tenora.settings import StackSettings
-from tenora.stack.definition import Stack, replica_names
+from tenora.stack.definition import REPLICA_STOP_S, Stack, replica_names
 from tenora.stack.secrets_file import choose_ports, load_secrets
 from tenora.stack.supervisor import Supervisor, is_held, sole_holder
 
@@ -23,6 +23,7 @@ Role = Literal["supervise", "guard"]
 
 _STOP: Final = "stop"
 _CHECK_PERIOD_S: Final = 0.5
+_STOP_TIMEOUT_S: Final = REPLICA_STOP_S + 60  # after the replicas, the stores stop
 
 
 def run_folder(settings: StackSettings) -> Path:
@@ -45,7 +46,7 @@ def start(settings: StackSettings) -> None:
     _spawn(settings, "supervise")
 
 
-def stop(settings: StackSettings, timeout_s: float = 120) -> bool:
+def stop(settings: StackSettings, timeout_s: float = _STOP_TIMEOUT_S) -> bool:
     """Ask every program to stop and wait for it. Returns False when some still run after ``timeout_s``."""
     run = run_folder(settings)
     if not run.exists():

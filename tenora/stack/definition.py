@@ -18,7 +18,6 @@ from control_plane import database_roles
 from core import redis_acl, redis_keys
 from core.settings import CorsSettings
 from core.snapshot_signing import SnapshotSigner
-from data_plane.engine.settings import ReplicaSettings
 from tenora.settings import StackSettings
 from tenora.stack import embedded_servers
 from tenora.stack.base_model import MODEL_ID
@@ -30,6 +29,8 @@ BUCKET = "tenora"
 STRIPE_SIMULATOR = "stripe-simulator"
 _SIMULATOR_KEY = "sk_test_stripe_simulator"
 _GATEWAY_DRAIN_S = 10
+_REPLICA_DRAIN_S = 60
+REPLICA_STOP_S = _REPLICA_DRAIN_S + 30  # after the drain it stops the engine; no program has longer
 _POSTGRES, _REDIS, _PEPPER = "TENORA_POSTGRES_DSN", "TENORA_REDIS_URL", "TENORA_KEY_PEPPER"
 _S3_KEY, _S3_SECRET = "TENORA_S3_ACCESS_KEY", "TENORA_S3_SECRET_KEY"
 _SALT, _ENGINE, _SIGNING = "TENORA_SALT_SECRET", "TENORA_ENGINE_KEY", "TENORA_SNAPSHOT_SIGNING_KEY"
@@ -299,6 +300,7 @@ class Stack:
             "TENORA_BASE_MODEL": MODEL_ID,
             "TENORA_MODEL_PATH": str(self.checkpoint),
             "TENORA_ENGINE_PORT": str(self._ports[f"{name}_engine"]),
+            "TENORA_DRAIN_S": str(_REPLICA_DRAIN_S),
         }
         if len(replicas) > 1:  # vLLM's own choice is the same core in every process
             environment["VLLM_CPU_OMP_THREADS_BIND"] = cores_of(number, len(replicas), sorted(os.sched_getaffinity(0)))
@@ -312,7 +314,7 @@ class Stack:
             after=tuple(replicas[:number]),
             ready=lambda: has_started(metrics_port),
             ready_s=300,
-            stop_s=ReplicaSettings.model_fields["drain_s"].default + 30,  # then it stops the engine
+            stop_s=REPLICA_STOP_S,
         )
 
     def replica_environment(self) -> dict[str, str]:

@@ -1,10 +1,11 @@
-"""When the supervisor takes a replica's start for a success, by what its real agent answers."""
+"""A replica as a program of the stack: when its start is a success, by its real agent, and how long it may stop."""
 
 from urllib.parse import urlsplit
 
 import redis
 
 from core.contracts.replicas import Cordon
+from tenora.stack import daemon
 from tenora.stack.definition import has_started
 from tenora.stack.program import answers
 from tests.conftest import wait_until
@@ -28,3 +29,11 @@ def test_a_replica_has_started_when_it_is_ready_and_also_when_it_is_cordoned(red
             publisher.put("cordons", f"replica/{REPLICA}", None)
             wait_until(lambda: answers(f"http://127.0.0.1:{port}/readyz"), what="a ready replica")
             assert has_started(port)
+
+
+def test_a_replica_has_time_to_drain_and_down_waits_for_the_slowest_program_and_then_for_the_stores(define):
+    programs = {program.name: program for program in define().programs()}
+    replica = programs["replica"]
+    assert float(replica.env["TENORA_DRAIN_S"]) < replica.stop_s
+    slowest = max(program.stop_s for program in programs.values())
+    assert slowest + programs["valkey"].stop_s < daemon._STOP_TIMEOUT_S < 600
