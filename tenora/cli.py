@@ -4,7 +4,6 @@ This is the list of its commands. What each does is imported when it runs, so th
 """
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,13 +11,13 @@ import click
 
 from tenora.base_models.command import base_models
 from tenora.command_line import CommandLine, json_option, show
+from tenora.control_access import Access, tenant_key_option, url_option, with_client
 from tenora.fleet.command import fleet, top
 
 if TYPE_CHECKING:
     from tenora.control_client import ControlPlaneClient
 
-_Access = tuple[str | None, str | None]  # API key, address of the control plane
-_KEY_HELP: Final = "The tenant's API key. Prefer the TENORA_API_KEY variable: it stays out of the process list."
+_NO_KEY: Final = "no API key; set TENORA_API_KEY to one with the scopes adapters:read and adapters:write"
 
 
 @click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
@@ -97,8 +96,8 @@ def logs(program: str | None, *, lines: int, follow: bool) -> None:
 @click.option(
     "--promote", is_flag=True, help="Let the adapter's name serve this revision. The first ready one is served anyway."
 )
-@click.option("--key", envvar="TENORA_API_KEY", help=_KEY_HELP)
-@click.option("--control-url", envvar="TENORA_CONTROL_URL", help="The control plane; by default this machine's.")
+@tenant_key_option
+@url_option
 @click.option("--timeout-s", default=600.0, show_default=True, help="Longest wait for validation.")
 @json_option
 def upload(
@@ -134,8 +133,8 @@ def upload(
 
 
 @main.group()
-@click.option("--key", envvar="TENORA_API_KEY", help=_KEY_HELP)
-@click.option("--control-url", envvar="TENORA_CONTROL_URL", help="The control plane; by default this machine's.")
+@tenant_key_option
+@url_option
 @click.pass_context
 def adapters(context: click.Context, *, key: str | None, control_url: str | None) -> None:
     """List, show and delete the adapters of a tenant."""
@@ -145,22 +144,22 @@ def adapters(context: click.Context, *, key: str | None, control_url: str | None
 @adapters.command("list")
 @json_option
 @click.pass_obj
-def list_adapters(access: _Access) -> None:
+def list_adapters(access: Access) -> None:
     """List all adapters: the newest ready revision of each, and the one that its name serves."""
     from tenora.adapters import command
 
-    _with_client(access, command.list_adapters)
+    with_client(access, command.list_adapters, no_key=_NO_KEY)
 
 
 @adapters.command("show")
 @click.argument("name")
 @json_option
 @click.pass_obj
-def show_adapter(access: _Access, name: str) -> None:
+def show_adapter(access: Access, name: str) -> None:
     """Show one adapter with its aliases and revisions, and why revisions were rejected."""
     from tenora.adapters import command
 
-    _with_client(access, lambda client: command.show_adapter(client, name))
+    with_client(access, lambda client: command.show_adapter(client, name), no_key=_NO_KEY)
 
 
 @adapters.command("delete")
@@ -168,7 +167,7 @@ def show_adapter(access: _Access, name: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @click.pass_obj
-def delete_adapter(access: _Access, name: str, *, yes: bool) -> None:
+def delete_adapter(access: Access, name: str, *, yes: bool) -> None:
     """Delete an adapter with all its revisions. This cannot be undone."""
     from tenora.adapters import command
 
@@ -177,7 +176,7 @@ def delete_adapter(access: _Access, name: str, *, yes: bool) -> None:
             click.confirm(f"Delete {name} with all its revisions?", abort=True)
         command.delete_adapter(client, name)
 
-    _with_client(access, delete)
+    with_client(access, delete, no_key=_NO_KEY)
 
 
 main.add_command(base_models)
@@ -238,17 +237,3 @@ def register_base_model() -> None:
     from tenora.stack.register_base_model import register
 
     register(StackSettings())
-
-
-def _with_client(access: _Access, work: "Callable[[ControlPlaneClient], None]") -> None:
-    """Run ``work``; a refusal is shown as its message."""
-    from tenora.control_client import ControlPlaneClient
-    from tenora.stack.command import control_url as url_of_this_machine
-
-    key, control_url = access
-    if not key:
-        raise click.ClickException(
-            "no API key; set TENORA_API_KEY to one with the scopes adapters:read and adapters:write"
-        )
-    with ControlPlaneClient(control_url or url_of_this_machine(), key) as client:
-        work(client)

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import click
 
-from tenora.admin_access import AdminAccess, key_option, url_option, with_admin
 from tenora.command_line import json_option, show
+from tenora.control_access import Access, key_option, url_option, with_admin
 
 _RANKS: Final = ("1", "8", "16", "32", "64", "128", "256", "320", "512")  # what vLLM 0.32 allows (``MaxLoRARanks``)
 _REPLICA_NAME: Final = re.compile(r"[^a-z0-9]+")
@@ -30,7 +30,7 @@ def base_models(context: click.Context, *, key: str | None, control_url: str | N
 @base_models.command("list")
 @json_option
 @click.pass_obj
-def list_base_models(access: AdminAccess) -> None:
+def list_base_models(access: Access) -> None:
     """List the registered base models."""
 
     def read(client: Any) -> None:  # a ControlPlaneClient, imported late
@@ -50,7 +50,7 @@ def list_base_models(access: AdminAccess) -> None:
 @json_option
 @click.pass_obj
 def add_base_model(
-    access: AdminAccess,
+    access: Access,
     folder: Path,
     *,
     model_id: str,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tenora.admin_access import AdminAccess, key_option, url_option, with_admin
 from tenora.command_line import json_option, show
+from tenora.control_access import Access, key_option, url_option, with_admin
 
 if TYPE_CHECKING:
     from tenora.control_client import ControlPlaneClient
@@ -39,7 +39,7 @@ def fleet(context: click.Context, *, key: str | None, control_url: str | None) -
 @fleet.command("list")
 @json_option
 @click.pass_obj
-def list_fleet(access: AdminAccess) -> None:
+def list_fleet(access: Access) -> None:
     """List all replicas, also those that start or have just failed, and all cordons."""
 
     def read(client: "ControlPlaneClient") -> None:
@@ -64,7 +64,7 @@ def lines_of(replicas: list[dict[str, Any]], cordons: list[dict[str, Any]]) -> l
 @click.option("--force", is_flag=True, help="Also the last one that serves a base model or a rank class.")
 @json_option
 @click.pass_obj
-def drain(access: AdminAccess, replica_id: str, *, force: bool) -> None:
+def drain(access: Access, replica_id: str, *, force: bool) -> None:
     """Let a replica finish its requests and get no new ones, until it restarts or `undrain`."""
     _change(access, "POST", f"{_REPLICAS}/{replica_id}/drain", {"force": force}, f"{replica_id} drains")
 
@@ -73,7 +73,7 @@ def drain(access: AdminAccess, replica_id: str, *, force: bool) -> None:
 @click.argument("replica_id")
 @json_option
 @click.pass_obj
-def undrain(access: AdminAccess, replica_id: str) -> None:
+def undrain(access: Access, replica_id: str) -> None:
     """Let a drained replica get requests again."""
     _change(access, "DELETE", f"{_REPLICAS}/{replica_id}/drain", None, f"{replica_id} gets requests again")
 
@@ -85,7 +85,7 @@ def undrain(access: AdminAccess, replica_id: str) -> None:
 @click.option("--force", is_flag=True, help="Also the last ones that serve a base model or a rank class.")
 @json_option
 @click.pass_obj
-def cordon(access: AdminAccess, kind: str, name: str, *, reason: str, force: bool) -> None:
+def cordon(access: Access, kind: str, name: str, *, reason: str, force: bool) -> None:
     """Keep requests from a replica or from all replicas of a node, also after restarts, until `uncordon`."""
     body = {"reason": reason, "force": force}
     _change(access, "PUT", f"{_CORDONS}/{kind}/{name}", body, f"{kind} {name} is cordoned")
@@ -96,7 +96,7 @@ def cordon(access: AdminAccess, kind: str, name: str, *, reason: str, force: boo
 @click.argument("name")
 @json_option
 @click.pass_obj
-def uncordon(access: AdminAccess, kind: str, name: str) -> None:
+def uncordon(access: Access, kind: str, name: str) -> None:
     """Let a replica or the replicas of a node get requests again."""
     _change(access, "DELETE", f"{_CORDONS}/{kind}/{name}", None, f"{kind} {name} is no longer cordoned")
 
@@ -113,7 +113,7 @@ def top(*, key: str | None, control_url: str | None, once: bool) -> None:
     with_admin((key, control_url), lambda client: run_top(client, once=once))
 
 
-def _change(access: AdminAccess, method: str, path: str, body: Any, said: str) -> None:
+def _change(access: Access, method: str, path: str, body: Any, said: str) -> None:
     def send(client: "ControlPlaneClient") -> None:
         answer = client.call(method, path, body).json()
         show(answer, lambda: click.echo(said))

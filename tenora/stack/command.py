@@ -56,11 +56,17 @@ def status(*, secrets: bool) -> bool:
 
 def admin_key() -> None:
     """Print the admin key."""
+    key = own_admin_key()
+    show({"admin_key": key}, lambda: print(key))
+
+
+def own_admin_key() -> str:
+    """The admin key of the platform that runs under TENORA_HOME."""
     settings = StackSettings()
     key = read_status(settings, secrets=True).get("admin_key")
     if key is None:
         raise click.ClickException(_nothing_runs(settings))
-    show({"admin_key": key}, lambda: print(key))
+    return str(key)
 
 
 def logs(program: str | None, *, last: int, follow: bool) -> None:

@@ -62,6 +62,9 @@ def test_a_wrong_option_is_named(run, tmp_path, arguments, said):
 
 
 def test_without_a_platform_or_a_key_the_fix_is_named(run, api):
-    assert "tenora up --detach, or use --control-url" in run("list", url=False).output
+    assert (
+        "tenora up --detach, or set TENORA_HOME. For another machine, use --control-url."
+        in run("list", url=False).output
+    )
     keyless = CliRunner().invoke(main, ["base-models", "--control-url", api.url, "list"], env={"TENORA_ADMIN_KEY": ""})
     assert "set TENORA_ADMIN_KEY" in keyless.output
