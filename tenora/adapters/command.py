@@ -1,6 +1,7 @@
 """`tenora adapters`: list, show and delete a tenant's adapters."""
 
 from typing import Any, Final
+from urllib.parse import quote
 
 from rich.console import Console
 
@@ -29,9 +30,10 @@ def _print_list(found: list[dict[str, Any]], console: Console) -> None:
 
 def show_adapter(client: ControlPlaneClient, name: str) -> None:
     """Print an adapter with its aliases and revisions, and why each was rejected."""
-    adapter = client.call("GET", f"/api/v1/adapters/{name}").json()
-    adapter["aliases"] = client.call("GET", f"/api/v1/adapters/{name}/aliases").json()["data"]
-    adapter["revisions"] = client.items(f"/api/v1/adapters/{name}/revisions")
+    path = f"/api/v1/adapters/{quote(name, safe='')}"
+    adapter = client.call("GET", path).json()
+    adapter["aliases"] = client.call("GET", f"{path}/aliases").json()["data"]
+    adapter["revisions"] = client.items(f"{path}/revisions")
     show(adapter, lambda: _print_adapter(adapter, Console()))
 
 
@@ -52,7 +54,7 @@ def _print_adapter(adapter: dict[str, Any], console: Console) -> None:
 
 def delete_adapter(client: ControlPlaneClient, name: str) -> None:
     """Delete an adapter with all its revisions."""
-    client.call("DELETE", f"/api/v1/adapters/{name}")
+    client.call("DELETE", f"/api/v1/adapters/{quote(name, safe='')}")
     text = f"deleted {name}: calls of it are refused, and its files are removed"
     show({"deleted": name}, lambda: Console(stderr=True).print(text, markup=False, soft_wrap=True))
 

@@ -4,6 +4,7 @@ As in ``tenora.cli``, a command imports what it needs when it runs.
 """
 
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import click
 
@@ -66,7 +67,7 @@ def lines_of(replicas: list[dict[str, Any]], cordons: list[dict[str, Any]]) -> l
 @click.pass_obj
 def drain(access: Access, replica_id: str, *, force: bool) -> None:
     """Let a replica finish its requests and get no new ones, until it restarts or `undrain`."""
-    _change(access, "POST", f"{_REPLICAS}/{replica_id}/drain", {"force": force}, f"{replica_id} drains")
+    _change(access, "POST", f"{_REPLICAS}/{quote(replica_id, safe='')}/drain", {"force": force}, f"{replica_id} drains")
 
 
 @fleet.command()
@@ -75,7 +76,9 @@ def drain(access: Access, replica_id: str, *, force: bool) -> None:
 @click.pass_obj
 def undrain(access: Access, replica_id: str) -> None:
     """Let a drained replica get requests again."""
-    _change(access, "DELETE", f"{_REPLICAS}/{replica_id}/drain", None, f"{replica_id} gets requests again")
+    _change(
+        access, "DELETE", f"{_REPLICAS}/{quote(replica_id, safe='')}/drain", None, f"{replica_id} gets requests again"
+    )
 
 
 @fleet.command()
@@ -88,7 +91,7 @@ def undrain(access: Access, replica_id: str) -> None:
 def cordon(access: Access, kind: str, name: str, *, reason: str, force: bool) -> None:
     """Keep requests from a replica or from all replicas of a node, also after restarts, until `uncordon`."""
     body = {"reason": reason, "force": force}
-    _change(access, "PUT", f"{_CORDONS}/{kind}/{name}", body, f"{kind} {name} is cordoned")
+    _change(access, "PUT", f"{_CORDONS}/{kind}/{quote(name, safe='')}", body, f"{kind} {name} is cordoned")
 
 
 @fleet.command()
@@ -98,7 +101,7 @@ def cordon(access: Access, kind: str, name: str, *, reason: str, force: bool) ->
 @click.pass_obj
 def uncordon(access: Access, kind: str, name: str) -> None:
     """Let a replica or the replicas of a node get requests again."""
-    _change(access, "DELETE", f"{_CORDONS}/{kind}/{name}", None, f"{kind} {name} is no longer cordoned")
+    _change(access, "DELETE", f"{_CORDONS}/{kind}/{quote(name, safe='')}", None, f"{kind} {name} is no longer cordoned")
 
 
 @click.command()

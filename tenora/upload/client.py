@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -82,7 +83,7 @@ class Uploader:
         the one ``named`` in the adapter's config. Returns whether it was created. Raises ``UploadFailed`` when the
         adapter is for another base model.
         """
-        answer = self._client.call("GET", f"/api/v1/adapters/{name}", refuse=False)
+        answer = self._client.call("GET", f"/api/v1/adapters/{quote(name, safe='')}", refuse=False)
         if answer.status_code == httpx.codes.NOT_FOUND:
             base_model = wanted or named
             if base_model is None:

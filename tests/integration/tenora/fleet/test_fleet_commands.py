@@ -64,6 +64,16 @@ def test_replicas_are_listed_drained_and_cordoned_by_their_names(run, redis):
     assert two.id in run("fleet", "list").output
 
 
+def test_a_name_that_is_no_part_of_an_address_is_refused_and_names_nothing_else(run, redis):
+    one = beat(redis, "tiny", node="gpu-7")
+    beat(redis, "tiny", node="gpu-8")
+    for wrong in ("#2", "?2", "/2"):
+        assert run("fleet", "drain", f"{one.id}{wrong}").exit_code == 1
+        assert run("fleet", "cordon", "node", f"gpu-7{wrong}", "--reason", "a test").exit_code == 1
+    assert redis.get(redis_keys.replica_drain(one.id)) is None
+    assert document(run("fleet", "list", "--json"))["cordons"] == []
+
+
 def test_one_look_shows_what_each_replica_does(run, redis):
     beat(redis, "tiny", replica_id="rep_busy", node="gpu-7", pages_free=40, running_requests=3, counted_tokens=500)
     (look,) = document(run("top", "--once", "--json"))["replicas"]

@@ -123,13 +123,14 @@ def test_adapters_are_listed_with_whole_ids_on_a_narrow_terminal(judging, judged
     listed = CliRunner().invoke(main, ["adapters", "--control-url", judging.url, "list"], env=environment)
     rows = [line.split() for line in listed.output.splitlines()]  # this process's API logs to it, too
     assert ["bot", BASE.id, revision["id"], revision["id"]] in rows
-    (shown, absent) = (
+    (shown, absent, other) = (
         CliRunner().invoke(main, ["adapters", "--control-url", judging.url, "show", name, "--json"], env=environment)
-        for name in ("bot", "absent")
+        for name in ("bot", "absent", "bot#2")
     )
     assert [each["id"] for each in document(shown)["revisions"]] == [revision["id"]]
     error = document(absent)["error"]
     assert (absent.exit_code, error["status"], error["request_id"][:4]) == (1, 404, "req_")
+    assert document(other)["error"]["status"] == 404
     asked = CliRunner().invoke(main, ["adapters", "delete", "bot"], env={"TENORA_API_KEY": ""}, input="y\n")
     assert (asked.exit_code, "no API key" in asked.output, "Delete bot" in asked.output) == (1, True, False)
 
