@@ -110,10 +110,18 @@ def uncordon(access: Access, kind: str, name: str) -> None:
 @click.option("--once", is_flag=True, help="Print one look, over one second, and end.")
 @json_option
 def top(*, key: str | None, control_url: str | None, once: bool) -> None:
-    """Show what all replicas do, live, until Ctrl-C: tokens per second, requests, adapters in slots, KV pages."""
-    from tenora.fleet.top import run_top
+    """Show what all replicas do, live, until Ctrl-C: tokens per second, requests, adapters in slots, KV pages.
 
-    with_admin((key, control_url), lambda client: run_top(client, once=once))
+    For this machine's control plane, also the running and waiting requests of its gateways.
+    """
+    from tenora.fleet.top import run_top
+    from tenora.settings import StackSettings
+    from tenora.stack.status import gateway_metrics_ports
+
+    def look(client: "ControlPlaneClient") -> None:
+        run_top(client, None if control_url else gateway_metrics_ports(StackSettings()), once=once)
+
+    with_admin((key, control_url), look)
 
 
 def _change(access: Access, method: str, path: str, body: Any, said: str) -> None:

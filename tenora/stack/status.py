@@ -18,6 +18,12 @@ def running_stack(settings: StackSettings) -> Stack:
     return Stack(settings.model_copy(update=public), load_secrets(settings.root), ports)
 
 
+def gateway_metrics_ports(settings: StackSettings) -> range:
+    """The ports on which the workers of the running gateway may serve their metrics, the first worker's first."""
+    first = load_ports(run_folder(settings))["gateway_metrics"]
+    return range(first, first + 64)  # no gateway has more workers
+
+
 def read_status(settings: StackSettings, *, secrets: bool = False) -> dict[str, Any]:
     """The status as one JSON-able dict. ``ready`` is True only when every program is up and a replica has generated.
     Only with ``secrets`` has it the admin key and the passwords in the addresses of Postgres and Redis.

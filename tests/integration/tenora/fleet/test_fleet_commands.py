@@ -80,4 +80,5 @@ def test_one_look_shows_what_each_replica_does(run, redis):
     assert (look["id"], look["tokens_per_s"], look["slots_used"]) == ("rep_busy", 0, 0)
     shown = run("top", "--once").output
     assert "rep_busy" in shown
+    assert "gateways: on other machines" in shown
     assert "60/100" in shown
