@@ -33,7 +33,7 @@ _COLUMNS: Final = (
 @url_option
 @click.pass_context
 def fleet(context: click.Context, *, key: str | None, control_url: str | None) -> None:
-    """List replicas, and keep requests from them, as an admin."""
+    """List replicas, keep requests from them, and change how many run on this machine."""
     context.obj = (key, control_url)
 
 
@@ -102,6 +102,16 @@ def cordon(access: Access, kind: str, name: str, *, reason: str, force: bool) ->
 def uncordon(access: Access, kind: str, name: str) -> None:
     """Let a replica or the replicas of a node get requests again."""
     _change(access, "DELETE", f"{_CORDONS}/{kind}/{quote(name, safe='')}", None, f"{kind} {name} is no longer cordoned")
+
+
+@fleet.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a number, and refused as one
+@click.argument("replicas", type=click.IntRange(1, 16))
+@json_option
+def scale(replicas: int) -> None:
+    """Run so many REPLICAS on this machine, until the next `up`: more start one after the other, the newest drain."""
+    from tenora.stack import command
+
+    command.scale(replicas)
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import time
 from typing import Any
 
@@ -67,6 +68,20 @@ def own_admin_key() -> str:
     if key is None:
         raise click.ClickException(_nothing_runs(settings))
     return str(key)
+
+
+def scale(replicas: int) -> None:
+    """Tell the running supervisor how many replicas to run."""
+    settings, cores = StackSettings(), len(os.sched_getaffinity(0))
+    if not daemon.is_up(settings):
+        raise click.ClickException(_nothing_runs(settings))
+    if replicas > max(cores, daemon.wanted_replicas(settings)):
+        raise click.ClickException(
+            f"{replicas} replicas do not fit: each needs a core of its own, and there are {cores}. Use at most {cores}."
+        )
+    daemon.scale(settings, replicas)
+    text = f"replicas that will run: {replicas}; see them start or drain with: tenora status"
+    show({"replicas": replicas}, lambda: click.echo(text))
 
 
 def logs(program: str | None, *, last: int, follow: bool) -> None:

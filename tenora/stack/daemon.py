@@ -16,12 +16,14 @@ from typing import Final, Literal
 
 from tenora.settings import StackSettings
 from tenora.stack.definition import REPLICA_STOP_S, Stack, replica_names
-from tenora.stack.secrets_file import choose_ports, load_secrets
-from tenora.stack.supervisor import Supervisor, is_held, sole_holder
+from tenora.stack.program import Program
+from tenora.stack.secrets_file import choose_ports, load_ports, load_secrets
+from tenora.stack.supervisor import Supervisor, is_held, replace_text, sole_holder
 
 Role = Literal["supervise", "guard"]
 
 _STOP: Final = "stop"
+_REPLICAS: Final = "replicas"  # how many should run
 _CHECK_PERIOD_S: Final = 0.5
 _STOP_TIMEOUT_S: Final = REPLICA_STOP_S + 60  # after the replicas, the stores stop
 
@@ -42,8 +44,23 @@ def start(settings: StackSettings) -> None:
     run = run_folder(settings)
     run.mkdir(parents=True, exist_ok=True)
     (run / _STOP).unlink(missing_ok=True)
-    (run / "state.json").unlink(missing_ok=True) if not is_up(settings) else None
+    if not is_up(settings):
+        (run / "state.json").unlink(missing_ok=True)
+        scale(settings, settings.replicas)
     _spawn(settings, "supervise")
+
+
+def scale(settings: StackSettings, replicas: int) -> None:
+    """Tell the supervisor, which looks twice a second, how many replicas should run until the next start."""
+    replace_text(run_folder(settings) / _REPLICAS, str(replicas))
+
+
+def wanted_replicas(settings: StackSettings) -> int:
+    """How many replicas of the running stack should run."""
+    try:
+        return int((run_folder(settings) / _REPLICAS).read_text())
+    except FileNotFoundError:  # an earlier version started it
+        return settings.replicas
 
 
 def stop(settings: StackSettings, timeout_s: float = _STOP_TIMEOUT_S) -> bool:
@@ -66,23 +83,31 @@ def supervise(settings: StackSettings) -> None:
     with _become_holder(run / "supervise.lock") as held:
         if not held:
             return
-        public = {"gateway": settings.gateway_port, "control": settings.control_port}
-        ports = choose_ports(run, replica_names(settings.replicas), **public)
-        stack = Stack(settings, load_secrets(settings.root), ports)
+        secrets, replicas = load_secrets(settings.root), wanted_replicas(settings)
         guard: list[subprocess.Popen[bytes]] = []
         next_check = 0.0
 
+        def programs(ports: dict[str, int]) -> list[Program]:
+            """Those of so many replicas, with these ports and new ones where they need more."""
+            ports = choose_ports(run, replica_names(replicas), **ports)
+            return Stack(settings.model_copy(update={"replicas": replicas}), secrets, ports).programs()
+
         def on_tick() -> None:
-            nonlocal next_check
+            nonlocal next_check, replicas
             if time.monotonic() < next_check:
                 return
             next_check = time.monotonic() + _CHECK_PERIOD_S
             if (run / _STOP).exists():
                 signal.raise_signal(signal.SIGTERM)
-            else:
-                _keep_alive(settings, "guard", guard)
+                return
+            _keep_alive(settings, "guard", guard)
+            if (wanted := wanted_replicas(settings)) != replicas:
+                replicas = wanted
+                supervisor.want(programs(load_ports(run)))
 
-        Supervisor(stack.programs(), run, on_tick).run()
+        public = {"gateway": settings.gateway_port, "control": settings.control_port}
+        supervisor = Supervisor(programs(public), run, on_tick)
+        supervisor.run()
         (run / _STOP).touch()  # SIGTERM means stop: the guard must not restart the supervisor
 
 
@@ -108,11 +133,10 @@ def _keep_alive(settings: StackSettings, role: Role, spawned: list[subprocess.Po
 def _spawn(settings: StackSettings, role: Role) -> subprocess.Popen[bytes]:
     log = settings.root / "logs" / "supervisor.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    own = {"TENORA_HOME": str(settings.root), "TENORA_REPLICAS": str(settings.replicas)}
     with log.open("ab") as out:
         return subprocess.Popen(
             (sys.executable, "-m", "tenora", role),
-            env={**os.environ, **own},
+            env={**os.environ, "TENORA_HOME": str(settings.root)},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

@@ -11,6 +11,7 @@ import msgspec
 
 from core.snapshot_signing import SnapshotSigner
 from tenora.stack.program import accepts_connections, free_port
+from tenora.stack.supervisor import replace_text
 
 _PORTS: Final = (
     "postgres",
@@ -70,9 +71,9 @@ def _new(field: str) -> str:
     return SnapshotSigner.new().private_key if field == "snapshot_signing_key" else secrets.token_hex(24)
 
 
-def choose_ports(run_folder: Path, replicas: Iterable[str] = (), **public: int) -> dict[str, int]:
-    """Ports for a new start: those of the last start when they are free, else others, and the ``public`` ones that the
-    operator chose. ``replicas`` are the programs that need some of their own.
+def choose_ports(run_folder: Path, replicas: Iterable[str] = (), **fixed: int) -> dict[str, int]:
+    """Ports for a new start: those of the last start when they are free, else others, and the ``fixed`` ones that the
+    operator chose or that programs use now. ``replicas`` are the programs that need some of their own.
     """
     try:
         last = load_ports(run_folder)
@@ -82,9 +83,9 @@ def choose_ports(run_folder: Path, replicas: Iterable[str] = (), **public: int) 
     ports = {
         name: int(last[name]) if name in last and not accepts_connections(last[name]) else free_port()
         for name in (*_PORTS, *of_replicas)
-    } | public
+    } | fixed
     run_folder.mkdir(parents=True, exist_ok=True)
-    (run_folder / "ports.json").write_text(json.dumps(ports))
+    replace_text(run_folder / "ports.json", json.dumps(ports))
     return ports
 
 

@@ -185,10 +185,15 @@ class Supervisor:
         }
         text = json.dumps({"supervisor_pid": os.getpid(), "programs": programs}, indent=1)
         if text != self._written:
-            partial = self._state_file.with_suffix(".partial")
-            partial.write_text(text)
-            partial.rename(self._state_file)
+            replace_text(self._state_file, text)
             self._written = text
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file so that each reader sees all of the old or all of the new text."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(text)
+    partial.rename(file)
 
 
 def _ask_to_stop(child: Child) -> None:

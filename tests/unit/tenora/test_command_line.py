@@ -51,6 +51,9 @@ def test_the_version_is_printed(tenora):
         (["upload", "/nowhere", "--adapter", "x"], 2, "/nowhere"),
         (["adapters", "show"], 2, "Missing argument 'NAME'"),
         (["status", "--bogus"], 2, "No such option"),
+        (["fleet", "scale", "2"], 1, "Nothing runs under"),
+        (["fleet", "scale", "0"], 2, "not in the range 1<=x<=16"),
+        (["fleet", "scale", "-1"], 2, "not in the range 1<=x<=16"),
         (["bogus"], 2, "No such command"),
     ],
 )
