@@ -14,7 +14,7 @@ from control_plane.fleet.drains import AdapterClasses
 from control_plane.fleet.schemas import CordonView, DrainRequest, NewCordon, ReplicaView, ResidencyView
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page
-from core.contracts.replicas import CordonKind
+from core.contracts.replicas import CORDON_TARGET, CordonKind
 from core.db import unit_of_work
 
 _NOT_FORCED: Final = DrainRequest()
@@ -75,7 +75,7 @@ class AdminReplicas(Controller):
 _Kind = Annotated[CordonKind, PathParameter(description="A replica, or all replicas of a node.")]
 _Target = Annotated[
     str,
-    PathParameter(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$", description="Id of a replica, or name of a node."),
+    PathParameter(pattern=rf"^{CORDON_TARGET}(?!\n)$", description="Id of a replica, or name of a node."),
 ]
 
 

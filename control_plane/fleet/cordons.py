@@ -32,9 +32,9 @@ def put(
     """Cordon a replica or a node, which need not be there yet, or change the reason. Raises Conflict for the last
     replicas that serve something, unless ``force`` is set.
     """
+    drains.lock(session)
     row = session.get(CordonRow, (kind, name))
     if row is None:
-        drains.lock(session)
         alive = service.list_replicas(redis)
         gone = [each for each in alive if (each.id if kind == "replica" else each.node) == name]
         drains.require_others(session, gone, alive, adapter_classes, what=f"{kind} {name}", force=given.force)
@@ -49,6 +49,7 @@ def put(
 
 def lift(session: Session, kind: CordonKind, name: str, *, principal: Principal) -> CordonView:
     """Let a replica or node serve again, from its next look at the cordons on. Raises NotFound."""
+    drains.lock(session)
     row = session.get(CordonRow, (kind, name))
     if row is None:
         raise NotFound(

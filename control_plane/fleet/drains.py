@@ -10,10 +10,11 @@ from typing import Final
 
 from redis import Redis
 from sqlalchemy import text
-from sqlmodel import Session
+from sqlmodel import Session, select
 
 from control_plane.audit import service as audit
 from control_plane.fleet import service
+from control_plane.fleet.models import CordonRow
 from control_plane.fleet.schemas import ReplicaView
 from core import redis_keys
 from core.errors import Conflict, NotFound
@@ -68,11 +69,18 @@ def require_others(
     what: str,
     force: bool,
 ) -> None:
-    """Raises Conflict when no other ready replica serves what the ``gone`` ones do, unless ``force`` is set."""
+    """Raises Conflict when no other ready replica serves what the ``gone`` ones do, unless ``force`` is set. A cordoned
+    one serves nothing soon, also while its agent has not read that yet.
+    """
     if force:
         return
     ids = {replica.id for replica in gone}
-    others = [each for each in alive if each.id not in ids]
+    cordoned = {(row.kind, row.name) for row in session.exec(select(CordonRow))}
+    others = [
+        each
+        for each in alive
+        if each.id not in ids and cordoned.isdisjoint({("replica", each.id), ("node", each.node)})
+    ]
     lost = dict.fromkeys(
         each
         for replica in gone

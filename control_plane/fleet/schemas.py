@@ -62,7 +62,10 @@ class ResidencyView(msgspec.Struct, frozen=True, kw_only=True):
 class NewCordon(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cordon. ``force`` also takes the last ready replicas that serve a base model or a rank class."""
 
-    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=500, description="Why, for the next operator.")]
+    reason: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")],
+        about("Why, for the next operator."),
+    ]
     force: Annotated[bool, about("Whether to do it although nothing else serves what they serve.")] = False
 
 

@@ -4,7 +4,7 @@ msgspec encodes these structs as JSON. Readers ignore fields and states that the
 run together.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import structlog
@@ -60,6 +60,8 @@ def read_status(encoded: bytes) -> ReplicaStatus | None:
 _status = msgspec.json.Decoder(ReplicaStatus)
 
 CordonKind = Literal["replica", "node"]
+CORDON_TARGET: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
+"""The regular expression of a replica's id and of a node's name, without its ends."""
 
 
 class Cordon(msgspec.Struct, frozen=True, kw_only=True):
