@@ -10,6 +10,7 @@ from typing import Final, Literal, Self
 from pydantic import DirectoryPath, Field, field_validator, model_validator
 
 from adapters.settings import CacheSettings, StoreSettings
+from core.contracts.replicas import CORDON_TARGET
 from core.ids import new_id
 from core.settings import EngineKeySettings, Fragment, RedisSettings, S3Settings, TelemetrySettings
 from core.snapshot_settings import SnapshotVerifyingSettings
@@ -301,7 +302,9 @@ class ReplicaSettings(
         "gateway's `TENORA_REQUEST_S`.",
     )
     node: str = Field(
-        default_factory=socket.gethostname, max_length=253, description="Name of the machine, as operators see it."
+        default_factory=socket.gethostname,
+        pattern=rf"^{CORDON_TARGET}$",
+        description="Name of the machine, as operators see it: up to 253 of A-Z, a-z, 0-9, '.', '_' and '-'.",
     )
     replica_copy: str = Field(
         default="", max_length=253, description="Name that a placer has for this replica, such as that of its pod."

@@ -35,3 +35,8 @@ def test_a_status_that_expires_before_the_next_one_is_refused():
             heartbeat_s=5,
             status_ttl_s=5,
         )
+
+
+def test_a_node_that_no_cordon_could_name_is_refused():
+    with pytest.raises(InvalidSettings, match="TENORA_NODE is 'gpu 7'"):
+        ReplicaSettings(model_path=Path("/"), engine_key="e" * 16, snapshot_public_keys=PUBLIC_KEYS, node="gpu 7")
