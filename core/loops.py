@@ -40,7 +40,7 @@ class Loop(NamedTuple):
 
 class DatabaseChanges:
     """Looks every ``look_s`` whether a transaction that wrote something has ended. While Postgres does not answer,
-    nothing is seen, and ``trouble`` says why; when it is back, that counts as a change.
+    nothing is seen, and ``trouble`` says so; when it is back, that counts as a change.
     """
 
     def __init__(self, engine: Engine, *, look_s: float) -> None:
@@ -71,13 +71,15 @@ class DatabaseChanges:
             wake.set()
 
     def _watch(self) -> None:
+        logged = ""
         while not self._stop.is_set():
             try:
                 self._look_until_stopped()
             except Exception as error:  # noqa: BLE001 - the thread survives every error; loops look after ``idle_s``
-                if (cause := str(error)[:500]) != self.trouble:
-                    self.trouble = cause
+                cause = str(error)[:500]
+                if not self.trouble or cause != logged:
                     _log.warning("changes of the database are not seen", cause=cause)
+                self.trouble, logged = "the database does not answer", cause
                 self._stop.wait(_RECONNECT_S)
 
     def _look_until_stopped(self) -> None:

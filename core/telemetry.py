@@ -4,12 +4,14 @@
 That port fails open: when it is taken, that is logged and the process continues. Secrets and prompts are never logged.
 """
 
+import contextlib
 import logging
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import structlog
@@ -20,6 +22,8 @@ from core.settings import TelemetrySettings
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+_CLIENT_TIMEOUT_S: Final = 10
 
 _not_ready: Callable[[], str] = lambda: "it is starting"  # noqa: E731 - until the process says it
 
@@ -66,11 +70,27 @@ def report_readiness(not_ready: Callable[[], str]) -> None:
     _not_ready = not_ready
 
 
+def address_family(host: str) -> socket.AddressFamily:
+    """The family of sockets that listen on ``host``: an IP address, or a name, which stands for an IPv4 address."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = address_family(address[0])
+        super().__init__(address, handler)
+
 
 class _Handler(WSGIRequestHandler):
+    timeout = _CLIENT_TIMEOUT_S  # of each read from a client and of each write to it
+
+    def handle(self) -> None:
+        """Answer one request. A client that is too slow, or gone, gets no answer."""
+        with contextlib.suppress(OSError):
+            super().handle()
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the library's
         """Log no request."""
 

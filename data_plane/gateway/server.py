@@ -91,7 +91,7 @@ def _free_from(settings: GatewaySettings) -> int:
     if port == 0:
         return 0
     for candidate in range(port, min(port + _PORTS_TRIED, 65536)):
-        with socket.socket() as probe:
+        with socket.socket(telemetry.address_family(settings.metrics_host)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((settings.metrics_host, candidate))

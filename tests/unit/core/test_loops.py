@@ -1,6 +1,7 @@
 """When loops run again, in threads that wait for events and not for time."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -120,3 +121,18 @@ def test_a_loop_that_does_not_end_in_time_is_named(run):
     assert entered.wait(10)
     assert threads.stop(0) == ["stuck"]
     leave.set()
+
+
+def test_the_trouble_with_the_database_does_not_quote_its_error():
+    attempts = threading.Semaphore(0)
+
+    def connect():
+        attempts.release()
+        raise OSError("connection of user tenora to 10.0.0.7 failed")
+
+    changes = DatabaseChanges(SimpleNamespace(raw_connection=connect), look_s=0.01)
+    changes.start()
+    for _ in range(2):
+        assert attempts.acquire(timeout=10)
+    changes.stop()
+    assert changes.trouble == "the database does not answer"

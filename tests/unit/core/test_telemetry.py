@@ -2,8 +2,11 @@
 
 import http.client
 import json
+import socket
 import subprocess
 import sys
+
+import pytest
 
 from tenora.stack.program import free_port
 
@@ -37,7 +40,8 @@ import sys
 from core import telemetry
 from core.settings import TelemetrySettings
 
-telemetry.set_up("worker", TelemetrySettings(metrics_host="127.0.0.2", metrics_port=int(sys.argv[1])))
+telemetry._Handler.timeout = 0.2
+telemetry.set_up("worker", TelemetrySettings(metrics_host=sys.argv[1], metrics_port=int(sys.argv[2])))
 print("up", flush=True)
 for line in sys.stdin:
     telemetry.report_readiness(line.strip)
@@ -45,17 +49,19 @@ for line in sys.stdin:
 """
 
 
-def test_probes_and_metrics_answer_on_the_address_of_the_settings():
+@pytest.mark.parametrize("host", ["127.0.0.2", "::1"])
+def test_probes_and_metrics_answer_on_the_address_of_the_settings(host):
     port = free_port()
 
     def ask(path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.2", port, timeout=10)
+        connection = http.client.HTTPConnection(host, port, timeout=10)
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read().decode().strip()
 
-    command = [sys.executable, "-c", PROBED, str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+    command = [sys.executable, "-c", PROBED, host, str(port)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, **pipes, text=True, bufsize=1) as process:
 
         def report(reason: str) -> None:
             process.stdin.write(reason + "\n")
@@ -70,5 +76,9 @@ def test_probes_and_metrics_answer_on_the_address_of_the_settings():
             assert ask("/readyz") == (200, "ready")
             assert "process_cpu_seconds_total" in ask("/metrics")[1]
             assert ask("/else")[0] == 404
+            with socket.create_connection((host, port), timeout=10) as slow:
+                slow.sendall(b"GET /livez")
+                assert slow.recv(100) == b"", "the process ends the connection of a client that is too slow"
         finally:
             process.kill()
+        assert process.stderr.read() == ""
