@@ -11,8 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from billing.costs.rates import DatedRate, charge
-from core.contracts.costs import CostWindow
-from core.contracts.replicas import ReplicaState
+from core.contracts.costs import CostWindow, WindowState
 
 TimeState = Literal["starting", "busy", "idle", "draining", "lost"]
 """``busy``: the engine ran steps. ``idle``: it served and ran none. ``draining``: it took no requests and ran none.
@@ -29,7 +28,7 @@ class StateSpan(msgspec.Struct, frozen=True, kw_only=True):
 
     start_ms: int
     end_ms: int
-    state: ReplicaState | Literal["lost"]
+    state: WindowState | Literal["lost"]
     busy_ms: int = 0
     reported_ms: int = 0
 

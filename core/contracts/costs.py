@@ -3,17 +3,17 @@
 msgspec encodes these structs as JSON. Readers ignore unknown fields, so that two versions can run together.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
-
-from core.contracts.replicas import ReplicaState
 
 AMOUNT_MAX: Final = 1_000_000_000_000_000
 WINDOW_MS_MAX: Final = 3_600_000
 
 Amount = Annotated[int, msgspec.Meta(ge=0, le=AMOUNT_MAX)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+WindowState = Literal["starting", "ready", "draining", "unhealthy"]
+"""The states that billing's table of windows knows."""
 
 
 class CostWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class CostWindow(msgspec.Struct, frozen=True, kw_only=True):
     rank_max: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     engine: Name
     device: Annotated[str, msgspec.Meta(max_length=20)]
-    state: ReplicaState
+    state: WindowState
     start_ms: Amount
     end_ms: Amount
     busy_ms: Amount = 0

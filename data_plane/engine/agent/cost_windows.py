@@ -16,8 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core import clock, redis_keys
-from core.contracts.costs import CostWindow
-from core.contracts.replicas import ReplicaState
+from core.contracts.costs import CostWindow, WindowState
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.background_tasks import BackgroundTasks
 from data_plane.engine.agent.engine_client import ProbeTokens
@@ -77,7 +76,7 @@ class CostWindows:
         self._residency = ResidencyReader(settings.run_dir)
         self._begins_ms = now_ms()
         self._engine_began_ms = self._begins_ms
-        self._state: ReplicaState = engine_state.state
+        self._state: WindowState = engine_state.state
         self._counted = WorkCounts()
         self._sequence = 0
         self._unsent: deque[CostWindow] = deque()

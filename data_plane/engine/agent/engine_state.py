@@ -7,7 +7,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from core.contracts.replicas import ReplicaState
+from core.contracts.costs import WindowState
 from data_plane.engine.agent.engine_client import EngineMetrics
 
 
@@ -17,7 +17,7 @@ class EngineState:
     stop.
     """
 
-    state: ReplicaState = "starting"
+    state: WindowState = "starting"
     waiting_requests: int = 0
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 

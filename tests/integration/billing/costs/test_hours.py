@@ -33,6 +33,7 @@ def test_impossible_windows_are_refused_and_stop_no_other(costs):
         {"busy_ms": -1},
         {"start_ms": 2_000, "end_ms": 2_000},
         {"state": "asleep"},
+        {"state": "failed"},
         {"start_ms": 1, "end_ms": WINDOW_MS_MAX + 2},
     )
     bad = [msgspec.json.encode(msgspec.to_builtins(costs.window(0, 10)) | each) for each in changes]
