@@ -12,7 +12,6 @@ from typing import Final, Literal
 Kind = Literal[
     "tn", "key", "pl", "pv", "ad", "rev", "up", "req", "inv", "il", "tr", "acc", "adj", "rep", "boot", "aud", "rvk",
     "gw", "nep", "ntf", "ndl", "cf", "dis", "pd", "po", "cn", "rcr", "crl", "spl", "atu", "pop", "pal", "top", "chg",
-    "dir",
 ]  # fmt: skip
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"

@@ -133,10 +133,13 @@ class SharedEngineSettings(Fragment):
     replica_id: str = Field(
         default_factory=lambda: new_id("rep"),
         pattern=r"^rep_[a-z0-9_]{1,40}$",
-        description="Id of this replica: rep_ and up to 40 of a-z, 0-9 and _. Without one, each start makes a new one.",
+        description="Id of this replica, stable over restarts: rep_ and up to 40 of a-z, 0-9 and _. Without one, each "
+        "start makes a new one.",
     )
     engine_run_dir: Path = Field(
-        default=Path(".tenora/run"), description="Folder in which each replica keeps its socket and residency table."
+        default=Path(".tenora/run"),
+        description="Folder in which replicas keep their sockets, locks and tables, and the time of the newest "
+        "snapshot; close it to other users.",
     )
     engine_slots: int = Field(
         default=8, ge=1, le=256, description="Different adapters that one batch can use (vLLM max_loras)."

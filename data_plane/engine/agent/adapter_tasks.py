@@ -50,7 +50,7 @@ class AdapterTasks:
         control = ControlClient(session, url, key, timeout_s=settings.engine_control_timeout_s)
         self.store = StoreProbe(control)
         pool = ReplicaPool(redis, settings.base_model, me=settings.replica_id, fresh_s=settings.heartbeat_s)
-        newest = NewestPublished(settings.engine_run_dir / f"{settings.replica_id}.newest-snapshot")
+        newest = NewestPublished(settings.engine_run_dir / "newest-snapshot")
         published = SnapshotSource(redis, settings.verifier(), newest)
         self._revocations = Revocations(settings, published, control, boot_id)
         self._canaries = CanaryJobs(

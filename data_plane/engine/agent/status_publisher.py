@@ -6,6 +6,8 @@ status of a second agent with the same id, so an id has one engine.
 
 import contextlib
 import fcntl
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,13 +20,14 @@ from redis.exceptions import RedisError
 from core import redis_keys
 from core.clock import now_ms
 from core.contracts.replicas import ReplicaState, ReplicaStatus, Residency
-from core.ids import new_id
+from core.ids import is_id
 from core.kv_pages import PAGE_TOKENS
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.engine_client import EngineMetrics
 from data_plane.engine.settings import ReplicaSettings
 
 _log = structlog.get_logger()
+_KERNEL_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _SCRIPT: Final = Path(__file__).with_name("publish_status.lua")
 _FAILURE_LASTS_MS: Final = 60_000
 _LISTED_MS: Final = 120_000  # after its last status, a replica is in no list
@@ -37,22 +40,34 @@ class ReplicaIdTaken(Exception):
 @contextlib.contextmanager
 def locked_run_dir(settings: ReplicaSettings) -> Iterator[str]:
     """Hold this replica's run folder alone, and give the folder's id: a status with the same one is of a dead agent.
-    Raises ReplicaIdTaken while another agent holds the folder.
+    What dead agents with generated ids left is removed. Raises ReplicaIdTaken while another agent holds the folder.
+
+    The id is the lock itself: its file on the kernel that keeps it. A copy of the folder is another file, or is on
+    another kernel.
     """
     lock = settings.run_dir.with_suffix(".lock")  # beside the folder, which the engine empties
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ReplicaIdTaken(f"another process holds {lock}") from None
-        file.seek(0)
-        run_dir_id = file.read()
-        if not run_dir_id:
-            run_dir_id = new_id("dir")
-            file.write(run_dir_id)
-            file.flush()
-        yield run_dir_id
+    with contextlib.ExitStack() as held:
+        with lock.with_name("replicas.lock").open("a") as alone:  # no lock is removed between its creation and its use
+            fcntl.flock(alone, fcntl.LOCK_EX)
+            file = held.enter_context(lock.open("a"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ReplicaIdTaken(f"another process holds {lock}") from None
+            _remove_dead(lock.parent)
+        status = os.fstat(file.fileno())
+        yield f"{_KERNEL_BOOT.read_text().strip()}:{status.st_dev}:{status.st_ino}"
+
+
+def _remove_dead(folder: Path) -> None:
+    """Remove the run folders and locks of generated ids whose agents are dead: no agent has such an id again."""
+    for lock in folder.glob("rep_*.lock"):
+        if is_id(lock.stem, "rep"):
+            with contextlib.suppress(OSError), lock.open("a") as file:  # BlockingIOError: its agent lives
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+                lock.unlink()
 
 
 class StatusPublisher:

@@ -1,6 +1,7 @@
 """A replica's id belongs to one agent that lives. What it is doing is published from its first second to its last."""
 
 import http.client
+import shutil
 import signal
 import threading
 
@@ -33,11 +34,13 @@ def ask_in_vain(harness: AgentHarness) -> None:
         harness.ask("tiny-chat", tokens=2000, timeout_s=60)
 
 
-@pytest.mark.parametrize("same_machine", [True, False])
-def test_a_second_agent_with_the_id_ends_and_leaves_the_first_alone(redis_server, tmp_path, same_machine):
+@pytest.mark.parametrize("place", ["the same folder", "a copy", "an empty folder"])
+def test_a_second_agent_with_the_id_ends_and_leaves_the_first_alone(redis_server, tmp_path, place):
     with running_agent(redis_server, tmp_path, status_ttl_s=1) as harness:
         before = harness.status()
-        folder = tmp_path if same_machine else tmp_path / "another"
+        folder = tmp_path if place == "the same folder" else tmp_path / "elsewhere"
+        if place == "a copy":
+            shutil.copytree(tmp_path / "run", folder / "run")
         folder.mkdir(exist_ok=True)
         with (
             pytest.raises(AssertionError, match="replica_id_taken"),
@@ -138,3 +141,11 @@ def test_a_cordoned_node_serves_nothing_from_its_start_on_until_the_cordon_is_li
         becomes(harness, "ready")
         publisher.put("cordons", f"replica/{REPLICA}", Cordon(reason="a test"))
         becomes(harness, "draining")
+
+
+def test_a_new_id_accepts_no_snapshot_older_than_another_of_its_folder_has_seen(client, redis_server, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "newest-snapshot").write_text(str(1 << 50))
+    with processes.agent(tmp_path, redis_server, REPLICA) as agent:
+        wait_until(lambda: "older than one that was seen before" in agent.log.read_text(), what="the refusal")
+        assert AgentHarness(client, None, agent).status().state == "starting"
