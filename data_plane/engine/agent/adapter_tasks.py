@@ -52,7 +52,7 @@ class AdapterTasks:
         pool = ReplicaPool(redis, settings.base_model, me=settings.replica_id, fresh_s=settings.heartbeat_s)
         newest = NewestPublished(settings.engine_run_dir / "newest-snapshot")
         published = SnapshotSource(redis, settings.verifier(), newest)
-        self._revocations = Revocations(settings, published, control, boot_id)
+        self._revocations = Revocations(settings, published, control, engine_state, boot_id=boot_id)
         self._canaries = CanaryJobs(
             settings,
             redis,

@@ -58,34 +58,36 @@ class Agent:
         self._probe_failures = 0
         self._probing: asyncio.Task[None] | None = None
         self._drain_requested = False
+        self._signaled = False
         self._drain_ended = asyncio.Event()
         self._process: EngineProcess | None = None
         self._failure = ""
 
+    @property
+    def exit_status(self) -> int:
+        """1 once the engine has failed or another agent has the replica's id, else 0."""
+        return 1 if self._failure else 0
+
     async def run_forever(self) -> int:
-        """Run until a stop signal (returns 0), or until the engine fails or another agent has the replica's id (returns
-        1). A second signal ends the drain.
+        """After ``claim_id``: run until a stop signal, or until there is a failure. A second signal ends the drain.
+        Returns the exit status.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
-        if not await self._claim_id():
-            return 1 if self._failure else 0
         self._process = self._start()
         try:
             if await self._start_up():
                 self._adapter_tasks.start()
                 await self._watch()
             await self._drain()
-            return 1 if self._failure else 0
+            return self.exit_status
         finally:
             await self._adapter_tasks.close()
             await self._cancel_probe()
             await self._process.stop()
 
     def _on_signal(self) -> None:
-        if self._engine_state.stopping.is_set():
+        if self._signaled:
             self._drain_ended.set()
+        self._signaled = True
         self._engine_state.stopping.set()
 
     def _fail(self, reason: str) -> None:
@@ -94,10 +96,14 @@ class Agent:
             self._failure = reason
             log.error("replica failed", reason=reason)
 
-    async def _claim_id(self) -> bool:
-        """Publish that this replica starts. An agent that was killed keeps its id until its status expires, and one
-        that lives keeps it: then this agent ends, before it has an engine. False on that or on a stop.
+    async def claim_id(self) -> bool:
+        """Obey signals from now on, and publish that this replica starts. An agent that was killed keeps its id until
+        its status expires, and one that lives keeps it: then this agent ends, before it has an engine. False on that or
+        on a stop.
         """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
         deadline = time.monotonic() + self._settings.status_ttl_s + 2 * self._settings.heartbeat_s
         while not self._engine_state.stopping.is_set():
             try:
@@ -126,10 +132,9 @@ class Agent:
         return True
 
     async def _publish_start(self, ended: asyncio.Event) -> None:
-        while not ended.is_set():
+        """Repeat what ``claim_id`` has published."""
+        while not await self._pause(self._settings.heartbeat_s, until=ended):
             await self._publish_state("starting", None)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), self._settings.heartbeat_s)
 
     async def _wait_until_ready(self) -> bool:
         """Wait until the engine has generated a token and refuses revoked adapters. False on a stop or a failure."""
@@ -137,7 +142,7 @@ class Agent:
         last_error = ""
         while not self._engine_state.stopping.is_set():
             if not self._alive():
-                self._fail(f"the engine ended with status {self._exit_status} at its start; its log says why")
+                self._fail(f"the engine ended with status {self._engine_exit_status} at its start; its log says why")
                 return False
             if time.monotonic() >= deadline:
                 waited_s = self._settings.engine_start_s
@@ -181,7 +186,7 @@ class Agent:
         """Publish and probe until a stop signal or until the engine is lost."""
         while not self._engine_state.stopping.is_set():
             if not self._alive():
-                self._fail(f"the engine ended with status {self._exit_status}; its log says why")
+                self._fail(f"the engine ended with status {self._engine_exit_status}; its log says why")
                 return
             answered = await self._publish() is not None
             if self._probe_failures >= self._settings.probe_failures_max:
@@ -263,15 +268,19 @@ class Agent:
         return engine
 
     async def _publish_state(self, state: ReplicaState, engine: EngineMetrics | None) -> bool | None:
-        """Publish the status. Once another agent has the id, this one drains and ends: it serves what it has, and its
-        status is nowhere.
+        """Publish the status. Once another agent has the id, this one is fenced: it finishes what it serves and ends,
+        and it publishes nothing, also when the other one has gone.
         """
+        if self._engine_state.fenced:
+            return None
         residency = None if engine is None else self._adapter_tasks.residency
         reason = self._adapter_tasks.store.reason or self._adapter_tasks.cordons.reason
         try:
             return await self._publisher.publish(state, engine, residency, reason=reason)
         except ReplicaIdTaken as taken:
             self._fail(f"replica_id_taken: {taken}")
+            metrics.READY.set(0)
+            self._engine_state.fenced = True
             self._engine_state.stopping.set()
             return None
 
@@ -298,6 +307,8 @@ class Agent:
         await self._adapter_tasks.close()
         await self._cancel_probe()
         await self._report_usage()
+        if self._engine_state.fenced:
+            return
         if self._failure:
             with contextlib.suppress(ReplicaIdTaken):
                 await self._publisher.publish("failed", reason=self._failure)
@@ -320,12 +331,11 @@ class Agent:
         return self._process is not None and self._process.is_alive
 
     @property
-    def _exit_status(self) -> int | None:
+    def _engine_exit_status(self) -> int | None:
         return None if self._process is None else self._process.exit_status
 
-    async def _pause(self, seconds: float) -> None:
-        """Sleep, but only until a stop signal."""
-        try:
-            await asyncio.wait_for(self._engine_state.stopping.wait(), seconds)
-        except TimeoutError:
-            return
+    async def _pause(self, seconds: float, *, until: asyncio.Event | None = None) -> bool:
+        """Sleep, but only until a stop or another event. Returns whether it is there."""
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for((until or self._engine_state.stopping).wait(), seconds)
+        return False

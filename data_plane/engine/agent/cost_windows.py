@@ -1,7 +1,8 @@
 """Reports the replica's time by state and its engine's steps to billing, one window after another.
 
-The first window begins with the agent, before its engine starts; the last one ends with it. Fails open: a replica
-serves without its windows, which wait in memory while Redis does not answer. Billing shows unreported time as lost.
+The first window begins when the agent has the replica's id, before its engine starts; the last one ends with the agent.
+Fails open: a replica serves without its windows, which wait in memory while Redis does not answer. Billing shows
+unreported time as lost.
 """
 
 import contextlib

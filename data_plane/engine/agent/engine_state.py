@@ -14,12 +14,13 @@ from data_plane.engine.agent.engine_client import EngineMetrics
 @dataclass(slots=True)
 class EngineState:
     """``waiting_requests`` is the engine's queue length at the last scrape. ``stopping`` is set when the agent must
-    stop.
+    stop, ``fenced`` for good once another agent has the replica's id.
     """
 
     state: WindowState = "starting"
     waiting_requests: int = 0
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    fenced: bool = False
 
     @property
     def takes_jobs(self) -> bool:

@@ -23,6 +23,7 @@ from core.clock import now_ms
 from core.contracts.revocations import Revocation, RevocationReceipt
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.control_client import ControlClient
+from data_plane.engine.agent.engine_state import EngineState
 from data_plane.engine.agent.snapshot_reader import SnapshotReader, SnapshotSource
 from data_plane.engine.control_protocol import EngineInventory, Unloaded
 from data_plane.engine.settings import ReplicaSettings
@@ -37,11 +38,18 @@ class Revocations:
     """
 
     def __init__(
-        self, settings: ReplicaSettings, published: SnapshotSource, control: ControlClient, boot_id: str
+        self,
+        settings: ReplicaSettings,
+        published: SnapshotSource,
+        control: ControlClient,
+        engine_state: EngineState,
+        *,
+        boot_id: str,
     ) -> None:
         self._settings = settings
         self._redis = published.redis
         self._control = control
+        self._engine_state = engine_state
         self._boot_id = boot_id
         self._published = SnapshotReader(published, "revocations", Revocation)
         self._epoch = ""
@@ -202,6 +210,8 @@ class Revocations:
             self._unsent_receipts.discard(name)
 
     async def _send(self, receipt: RevocationReceipt) -> None:
+        if self._engine_state.fenced:  # the receipts under this id are the other agent's
+            return
         key = redis_keys.revocation_receipts(receipt.revocation_id)
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(key, receipt.replica_id, msgspec.json.encode(receipt).decode())

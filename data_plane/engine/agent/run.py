@@ -60,13 +60,14 @@ async def _run(
             engine = LocalEngine(session, settings)
             publisher = StatusPublisher(settings, redis, url=engine.url, boot_id=boot_id, run_dir_id=run_dir_id)
             adapter_tasks = AdapterTasks(settings, redis, session, engine_state, probes, boot_id=boot_id)
+            agent = Agent(settings, engine, publisher, adapter_tasks, engine_state, probes, start=start)
+            if not await agent.claim_id():
+                return agent.exit_status
             windows = CostWindows(
                 settings, redis, engine_state, probes, boot_id=boot_id, engine_name=engine_name, device=device
             )
             async with windows.reporting() as ended:
-                ended.exit_status = await Agent(
-                    settings, engine, publisher, adapter_tasks, engine_state, probes, start=start
-                ).run_forever()
+                ended.exit_status = await agent.run_forever()
             return ended.exit_status
         finally:
             await redis.aclose()

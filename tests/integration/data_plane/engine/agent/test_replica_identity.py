@@ -1,20 +1,23 @@
 """A replica's id belongs to one agent that lives. What it is doing is published from its first second to its last."""
 
-import http.client
 import shutil
 import signal
 import threading
 
+import msgspec
 import pytest
 import redis
 
 from control_plane.fleet import service as fleet
 from core import redis_keys
+from core.contracts.costs import CostWindow
 from core.contracts.replicas import Cordon
 from tests.conftest import wait_until
 from tests.fixtures import processes
-from tests.fixtures.engine.agent_harness import REPLICA, AgentHarness, running_agent
+from tests.fixtures.engine.agent_harness import REPLICA, AgentHarness, engine_name, running_agent
 from tests.fixtures.gateway.published import Publisher
+
+REMOVALS = "tenora_replica_revocations_total"
 
 
 @pytest.fixture
@@ -29,9 +32,8 @@ def becomes(harness: AgentHarness, state: str) -> None:
     wait_until(lambda: (status := harness.status()) and status.state == state, what=f"a replica that is {state}")
 
 
-def ask_in_vain(harness: AgentHarness) -> None:
-    with pytest.raises((OSError, http.client.HTTPException)):
-        harness.ask("tiny-chat", tokens=2000, timeout_s=60)
+def tokens_of(harness: AgentHarness) -> int:
+    return sum(journal.output_tokens for journal in harness.engine.journal().values())
 
 
 @pytest.mark.parametrize("place", ["the same folder", "a copy", "an empty folder"])
@@ -50,6 +52,30 @@ def test_a_second_agent_with_the_id_ends_and_leaves_the_first_alone(redis_server
         after = harness.status()
         assert (after.boot_id, after.state, after.url) == (before.boot_id, "ready", before.url)
         assert harness.agent.process.poll() is None
+    windows = [fields[b"window"] for _, fields in harness.client.xrange(redis_keys.COST_WINDOWS)]
+    assert {msgspec.json.decode(each, type=CostWindow).boot_id for each in windows} == {before.boot_id}
+
+
+def test_an_agent_that_lost_its_id_serves_what_it_has_and_never_publishes_again(redis_server, tmp_path):
+    with running_agent(redis_server, tmp_path, drain_s=600) as harness:
+        harness.engine.faults(token_interval_s=0.1, output_tokens=2000, times=1)
+        asking = threading.Thread(target=harness.ask_in_vain)
+        asking.start()
+        wait_until(lambda: (status := harness.status()) and status.running_requests == 1, what="a long request")
+        other = msgspec.structs.replace(harness.status(), boot_id="boot_other", run_dir_id="another")
+        harness.client.set(redis_keys.replica(REPLICA), msgspec.json.encode(other))
+        wait_until(lambda: "replica_id_taken" in harness.agent.log.read_text(), what="the end of its id")
+        revocation = harness.revoke(engine_name())
+        wait_until(lambda: harness.agent.metric(REMOVALS, '{result="removed"}') == 1, what="the removal")
+        harness.agent.process.send_signal(signal.SIGTERM)
+        emitted = tokens_of(harness)
+        wait_until(lambda: tokens_of(harness) >= emitted + 10, what="the request to go on")
+        assert harness.status() == other
+        harness.client.delete(redis_keys.replica(REPLICA))
+        harness.agent.process.send_signal(signal.SIGTERM)
+        assert harness.agent.process.wait(10) == 1
+        assert (harness.status(), harness.receipt(revocation)) == (None, None)
+        asking.join()
 
 
 def test_an_agent_follows_a_killed_one_at_once_from_its_folder_and_elsewhere_when_its_status_expires(
@@ -106,7 +132,7 @@ def test_replicas_that_are_long_gone_are_forgotten(client, redis_server, tmp_pat
 def test_a_second_signal_ends_a_drain(redis_server, tmp_path):
     with running_agent(redis_server, tmp_path, drain_s=600) as harness:
         harness.engine.faults(token_interval_s=0.1, output_tokens=2000, times=1)
-        asking = threading.Thread(target=ask_in_vain, args=(harness,))
+        asking = threading.Thread(target=harness.ask_in_vain)
         asking.start()
         wait_until(lambda: (status := harness.status()) and status.running_requests == 1, what="a long request")
         harness.agent.process.send_signal(signal.SIGTERM)
