@@ -74,10 +74,10 @@ class Agent:
         """
         self._process = self._start()
         try:
-            if await self._start_up():
+            if serves := await self._start_up():
                 self._adapter_tasks.start()
                 await self._watch()
-            await self._drain()
+            await self._drain(waits=serves and self._engine_state.stopping.is_set())
             return self.exit_status
         finally:
             await self._adapter_tasks.close()
@@ -188,13 +188,18 @@ class Agent:
             if not self._alive():
                 self._fail(f"the engine ended with status {self._engine_exit_status}; its log says why")
                 return
-            answered = await self._publish() is not None
-            if self._probe_failures >= self._settings.probe_failures_max:
-                self._fail(f"the engine hangs: {self._probe_failures} probes in a row have failed")
+            if not self._probe_if_due(await self._publish()):
                 return
-            if self._is_probe_due(answered=answered):
-                self._probing = asyncio.create_task(self._probe_and_record())
             await self._pause(self._settings.heartbeat_s)
+
+    def _probe_if_due(self, engine: EngineMetrics | None) -> bool:
+        """Start a probe when there is a reason for one. False, and a failure, when too many have failed."""
+        if self._probe_failures >= self._settings.probe_failures_max:
+            self._fail(f"the engine hangs: {self._probe_failures} probes in a row have failed")
+            return False
+        if self._is_probe_due(answered=engine is not None):
+            self._probing = asyncio.create_task(self._probe_and_record())
+        return True
 
     def _is_probe_due(self, *, answered: bool) -> bool:
         """Whether no probe runs and there is a reason for one: no answer, no progress, or an earlier failed probe."""
@@ -274,7 +279,7 @@ class Agent:
         if self._engine_state.fenced:
             return None
         residency = None if engine is None else self._adapter_tasks.residency
-        reason = self._adapter_tasks.store.reason or self._adapter_tasks.cordons.reason
+        reason = self._adapter_tasks.cordons.reason or ("" if engine is None else self._adapter_tasks.store.reason)
         try:
             return await self._publisher.publish(state, engine, residency, reason=reason)
         except ReplicaIdTaken as taken:
@@ -284,26 +289,25 @@ class Agent:
             self._engine_state.stopping.set()
             return None
 
-    async def _drain(self) -> None:
-        """Publish the draining state, wait for running requests, and send what the engine counted. A failed replica
-        waits for none, and leaves its reason for a minute.
+    async def _drain(self, *, waits: bool) -> None:
+        """Publish the draining state, wait for running requests while the engine works, and send what it counted. A
+        failed replica waits for none, and leaves its reason for a minute.
         """
-        waits = self._engine_state.stopping.is_set()
-        self._engine_state.state = "draining" if waits else "unhealthy"
+        self._engine_state.state = "draining" if self._engine_state.stopping.is_set() else "unhealthy"
         started = time.monotonic()
         while self._alive():
             engine = await self._publish()
             waited_s = time.monotonic() - started
             idle = engine is not None and engine.running + engine.waiting == 0 and self._is_idle
             if (
-                engine is None
-                or not waits
+                not waits
                 or (idle and waited_s >= _DRAIN_NOTICE_S)
                 or waited_s >= self._settings.drain_s
                 or self._drain_ended.is_set()
+                or (not idle and not self._probe_if_due(engine))
             ):
                 break
-            await asyncio.sleep(0.2)
+            await self._pause(self._settings.heartbeat_s, until=self._drain_ended)
         await self._adapter_tasks.close()
         await self._cancel_probe()
         await self._report_usage()

@@ -3,6 +3,7 @@ it either recovers or is replaced. An engine that is only busy stays ready.
 """
 
 import contextlib
+import signal
 import threading
 import urllib.error
 import urllib.request
@@ -144,3 +145,22 @@ def test_a_draining_replica_is_draining_after_it_recovered_until_the_drain_is_ca
         assert seen <= {"unhealthy", "draining"}
         harness.client.delete(redis_keys.replica_drain(REPLICA))
         becomes(harness, "ready")
+
+
+def test_a_drain_outlives_a_scrape_that_fails_and_ends_when_the_engine_hangs(redis_server, tmp_path):
+    with running_agent_with_fast_probes(redis_server, tmp_path, probe_failures_max=2, drain_s=600) as harness:
+        harness.engine.faults(held=True, times=1)
+        asking = threading.Thread(target=harness.ask_in_vain)
+        asking.start()
+        wait_until(lambda: harness.status().running_requests == 1, what="the request")
+        harness.agent.process.send_signal(signal.SIGTERM)
+        becomes(harness, "draining")
+        harness.engine.faults(no_metrics=True)
+        wait_until(lambda: harness.agent.log.read_text().count("engine scrape failed") >= 2, what="two failed scrapes")
+        harness.engine.faults()
+        before = harness.status().heartbeat_ms
+        wait_until(lambda: harness.status().heartbeat_ms > before, what="the drain to go on")
+        harness.engine.faults(hang=True)
+        assert harness.agent.process.wait(FOUND_S + 2 + MARGIN_S + 10) == 1
+        assert harness.status().reason == "the engine hangs: 2 probes in a row have failed"
+        asking.join()

@@ -102,7 +102,7 @@ def test_a_replica_says_that_it_starts_before_its_engine_answers(client, redis_s
         harness = AgentHarness(client, None, agent)
         becomes(harness, "starting")
         status = harness.status()
-        assert (status.node, status.pages_total, status.has_engine) == ("node-7", 0, False)
+        assert (status.node, status.pages_total, status.has_engine, status.reason) == ("node-7", 0, False, "")
         assert [each.state for each in fleet.list_replicas(client)] == ["starting"]
         assert fleet.statuses(client) == [], "no revocation waits for an engine that has loaded nothing"
         becomes(harness, "ready")
@@ -159,10 +159,12 @@ def test_a_drain_is_for_one_boot(client, redis_server, tmp_path):
 def test_a_cordoned_node_serves_nothing_from_its_start_on_until_the_cordon_is_lifted(client, redis_server, tmp_path):
     publisher = Publisher(client, processes.PEPPER)
     publisher.put("cordons", "node/node-7", Cordon(reason="memory errors"))
-    with processes.agent(tmp_path, redis_server, REPLICA, node="node-7") as agent:
+    unreadable = {"store-unreadable": "gone"}
+    with processes.agent(tmp_path, redis_server, REPLICA, engine=unreadable, node="node-7") as agent:
         harness = AgentHarness(client, None, agent)
         becomes(harness, "draining")
         assert harness.status().reason == "node/node-7 is cordoned: memory errors"
+        harness.engine.faults()
         publisher.put("cordons", "node/node-7", None)
         becomes(harness, "ready")
         publisher.put("cordons", f"replica/{REPLICA}", Cordon(reason="a test"))
