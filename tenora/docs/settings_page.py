@@ -51,7 +51,6 @@ MUST_SET: Final = {
     "salt_secret": "One secret of 16 characters or more for every gateway. It keeps the tenants' prefix caches apart.",
     "engine_key": "One secret of 16 characters or more for every gateway and replica.",
     "journal_dir": "A folder that survives a gateway restart. It holds settlements that Redis has not confirmed.",
-    "replica_id": "A name for each replica that is stable over restarts: `rep_` and up to 40 of `a-z0-9_`.",
     "engine_host": "The replica's private address, not 0.0.0.0: the engine listens on it, and gateways connect to it.",
     "gateway_host": "The address on which gateways listen, such as 0.0.0.0 behind a load balancer.",
     "control_host": "The address on which the control plane listens.",
