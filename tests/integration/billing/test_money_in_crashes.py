@@ -119,7 +119,16 @@ class Platform:
             process.wait()
 
     def _until_postgres_is_ready(self) -> None:
-        wait_until(self._postgres.program.ready, timeout_s=120, what="Postgres")
+        """A backend that was forked as the server was killed may live for a moment. Postgres does not start beside it,
+        and a supervisor starts it again.
+        """
+
+        def is_ready() -> bool:
+            if self._processes["postgres"].poll() is not None:
+                self._processes["postgres"] = self._postgres.program.start()
+            return self._postgres.program.ready()
+
+        wait_until(is_ready, timeout_s=120, what="Postgres")
 
 
 def at_stripe(payments: PaymentStage, customer: str) -> tuple[int, int]:
