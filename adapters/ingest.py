@@ -13,7 +13,7 @@ import structlog
 
 from adapters import metrics
 from adapters.base_model_spec import BaseModelSpec
-from adapters.manifest import AdapterFile
+from adapters.manifest import StoredFile
 from adapters.object_store.revision_store import RevisionStore
 from adapters.object_store.s3 import ObjectDamaged, ObjectMissing
 from adapters.object_store.upload_store import upload_key
@@ -34,7 +34,7 @@ def ingest(
     store: RevisionStore,
     *,
     revision_id: str,
-    files: Sequence[AdapterFile],
+    files: Sequence[StoredFile],
     base: BaseModelSpec,
     known_bases: Mapping[str, str],
     limits: UploadLimits,
@@ -59,7 +59,7 @@ def ingest(
 def _ingest(
     store: RevisionStore,
     revision_id: str,
-    files: Sequence[AdapterFile],
+    files: Sequence[StoredFile],
     request: ValidationRequest,
     settings: UploadSettings,
 ) -> ValidationReport:
@@ -86,7 +86,7 @@ def _ingest(
         return msgspec.structs.replace(verdict, notes=(*declared.notes, *verdict.notes))
 
 
-def check_declared(files: Sequence[AdapterFile], limits: UploadLimits) -> ValidationReport:
+def check_declared(files: Sequence[StoredFile], limits: UploadLimits) -> ValidationReport:
     """Check the declaration alone: names and total size. The API calls this before it issues upload URLs."""
     report = ReportBuilder()
     check_names([file.path for file in files], report)
@@ -101,7 +101,7 @@ def check_declared(files: Sequence[AdapterFile], limits: UploadLimits) -> Valida
     return report.build()
 
 
-def _fetch(store: RevisionStore, revision_id: str, file: AdapterFile, folder: Path, report: ReportBuilder) -> None:
+def _fetch(store: RevisionStore, revision_id: str, file: StoredFile, folder: Path, report: ReportBuilder) -> None:
     try:
         size = store.download(
             upload_key(revision_id, file.path), folder / file.path, bytes_max=file.size_bytes, sha256=file.sha256

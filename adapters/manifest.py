@@ -21,8 +21,8 @@ class ManifestDamaged(ValueError):
     """The bytes are not the manifest of the requested digest."""
 
 
-class AdapterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file: of an upload, as it was declared, or of a revision."""
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file: of an upload, as it was declared, of a revision, or of a base model's weights."""
 
     path: str
     size_bytes: int
@@ -38,7 +38,7 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     use_rslora: bool
     target_modules: tuple[str, ...]
     tensor_count: int
-    files: tuple[AdapterFile, ...]
+    files: tuple[StoredFile, ...]
     version: int = 1
 
     @property

@@ -172,3 +172,17 @@ class CacheSettings(Fragment):
     cache_circuit_open_s: float = Field(
         default=1, gt=0, le=60, description="First open period of the circuit breaker to S3; it doubles up to 30 s."
     )
+
+
+class ModelCacheSettings(Fragment):
+    """The base weights on a replica's disk."""
+
+    model_cache_dir: Path = Field(
+        default=Path(".tenora/model-cache"),
+        description="Folder for base weights that replicas of this machine download and share.",
+    )
+    model_cache_bytes: int = Field(
+        default=200 * 1024 * _MIB,
+        ge=_MIB,
+        description="Size budget of that folder; weights that no replica uses are removed, the longest unused first.",
+    )

@@ -13,9 +13,9 @@ from typing import Final
 from adapters.manifest import (
     MANIFEST_BYTES_MAX,
     MANIFEST_FILE,
-    AdapterFile,
     AdapterManifest,
     ManifestDamaged,
+    StoredFile,
     is_digest,
     read_manifest,
     sha256_of,
@@ -57,13 +57,17 @@ class RevisionStore:
         """
         return self._download(Download(key).begin(timeout_s), key, path, bytes_max=bytes_max, sha256=sha256)
 
-    def download_file(self, digest: str, file: AdapterFile, path: Path, download: Download) -> None:
-        """Write one file of a stored revision to ``path``, large ones in parallel ranges. Raises as
+    def download_file(self, digest: str, file: StoredFile, path: Path, download: Download) -> None:
+        """Write one file of a stored revision to ``path``. Raises as ``download_object`` does."""
+        self.download_object(revision_prefix(digest) + file.path, file, path, download)
+
+    def download_object(self, key: str, file: StoredFile, path: Path, download: Download) -> None:
+        """Write the object that must be ``file`` to ``path``, a large one in parallel ranges. Raises as
         ``adapters.object_store.ranged_download.download_ranges`` does.
         """
         download_ranges(
             self._reader,
-            revision_prefix(digest) + file.path,
+            key,
             path,
             size_bytes=file.size_bytes,
             sha256=file.sha256,

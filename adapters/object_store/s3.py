@@ -5,12 +5,14 @@ decide what that means. Works on AWS and on every server with its protocol and p
 """
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import boto3.session
 import structlog
+from boto3.exceptions import S3UploadFailedError
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -160,6 +162,13 @@ class Bucket:
             f"the object store does not let these credentials read adapters ({code}); allow s3:GetObject on "
             "adapters/* and s3:ListBucket, and check TENORA_S3_REGION"
         )
+
+    def upload(self, path: Path, key: str, progress: Callable[[int], None]) -> None:
+        """Send a file of any size, in parts; ``progress`` gets the bytes of each. Raises as S3's calls do."""
+        try:
+            self.client.upload_file(str(path), self.name, key, Callback=progress)
+        except S3UploadFailedError as error:
+            raise (error.__context__ or error) from None  # the failure of the part
 
     def delete_prefix(self, prefix: str) -> int:
         """Delete every object under ``prefix``, which must end with a slash. Returns their number."""

@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from adapters.base_model_spec import BaseModelSpec, kind_of
-from adapters.manifest import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, AdapterFile, AdapterManifest, sha256_of
+from adapters.manifest import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, StoredFile, sha256_of
 from adapters.validation.folding import Folding
 from adapters.validation.tensor_names import canonical_name
 from adapters.validation.tensor_rules import SIDES, LoraPair
@@ -103,6 +103,6 @@ def _folded(stream: BinaryIO, pair: LoraPair, side: str, folding: Folding) -> It
             yield to_bfloat16(wide).astype("<u2").tobytes()
 
 
-def _describe(path: Path) -> AdapterFile:
+def _describe(path: Path) -> StoredFile:
     size_bytes, sha256 = sha256_of(str(path))
-    return AdapterFile(path=path.name, size_bytes=size_bytes, sha256=sha256)
+    return StoredFile(path=path.name, size_bytes=size_bytes, sha256=sha256)

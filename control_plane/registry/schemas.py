@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from adapters.base_model_spec import BaseModelSpec, HubName
-from adapters.manifest import AdapterFile
+from adapters.manifest import StoredFile
 from core import fields
 from core.fields import about
 
@@ -99,7 +99,7 @@ class RankClassView(msgspec.Struct, frozen=True, kw_only=True):
     adapters: Annotated[int, fields.ADAPTERS]
 
 
-class AnnouncedFile(AdapterFile, frozen=True, kw_only=True):
+class AnnouncedFile(StoredFile, frozen=True, kw_only=True):
     """A file that will be uploaded."""
 
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=200), fields.PATH]

@@ -1,4 +1,4 @@
-"""`tenora base-models`: register a base model from its checkpoint's folder, and list the registered ones.
+"""`tenora base-models`: register a base model from its checkpoint's folder, store its weights, and list what is there.
 
 As in ``tenora.cli``, a command imports what it needs when it runs.
 """
@@ -7,12 +7,15 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from tenora.command_line import json_option, show
 from tenora.control_access import Access, key_option, url_option, with_admin
+
+if TYPE_CHECKING:
+    from core.settings import S3Settings
 
 _RANKS: Final = ("1", "8", "16", "32", "64", "128", "256", "320", "512")  # what vLLM 0.32 allows (``MaxLoRARanks``)
 _REPLICA_NAME: Final = re.compile(r"[^a-z0-9]+")
@@ -93,6 +96,48 @@ def add_base_model(
         show(made | {"replica": own}, lambda: click.echo(f"{facts}\nNext, start a replica that serves it, {following}"))
 
     with_admin(access, register)
+
+
+@base_models.command("push")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@json_option
+def push_base_model(folder: Path) -> None:
+    """Store the weights in FOLDER in the object store, for replicas with TENORA_MODEL_DIGEST.
+
+    It goes to the stack that runs on this machine, else to the store of the TENORA_S3_… settings. The same command
+    again goes on where it was interrupted.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from adapters.base_weights import WeightStore, read_weights
+    from adapters.object_store.revision_store import RevisionStore
+    from adapters.object_store.s3 import Bucket
+    from adapters.settings import StoreSettings
+    from core.errors import AppError
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    try:
+        store = WeightStore(RevisionStore(Bucket(_object_store(), StoreSettings())))
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            reading = progress.add_task("reading", total=None)
+            weights = read_weights(folder)
+            progress.update(reading, visible=False)
+            sending = progress.add_task("sending", total=weights.size_bytes)
+            store.put(folder, weights, lambda sent: progress.advance(sending, sent))
+    except AppError as error:
+        raise click.ClickException(error.message) from error
+    show({"digest": weights.digest, "size_bytes": weights.size_bytes}, lambda: click.echo(weights.digest))
+
+
+def _object_store() -> "S3Settings":
+    from core.settings import S3Settings
+    from tenora.settings import StackSettings
+    from tenora.stack import daemon
+    from tenora.stack.status import running_stack
+
+    settings = StackSettings()
+    return running_stack(settings).object_store() if daemon.is_up(settings) else S3Settings()
 
 
 def _next_step(own: dict[str, str]) -> str:

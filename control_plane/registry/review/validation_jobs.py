@@ -14,7 +14,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlmodel import Session, col, select
 
 from adapters.base_model_spec import BaseModelSpec
-from adapters.manifest import AdapterFile
+from adapters.manifest import StoredFile
 from adapters.report import ValidationReport
 from adapters.validation.bounds import UploadLimits
 from control_plane.registry import base_model_names, base_models
@@ -35,7 +35,7 @@ class ValidationJob:
     revision_id: str
     tenant_id: str
     attempt: int
-    files: Sequence[AdapterFile]
+    files: Sequence[StoredFile]
     base: BaseModelSpec
     known_bases: dict[str, str]
     limits: UploadLimits

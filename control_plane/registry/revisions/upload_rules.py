@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from adapters.ingest import check_declared
-from adapters.manifest import AdapterFile
+from adapters.manifest import StoredFile
 from adapters.validation.bounds import UploadLimits
 from core.contracts.grants import Limits
 from core.errors import AppError, InvalidRequest, TooLarge, UnsupportedMedia
 
 
-class FileUpload(AdapterFile, frozen=True, kw_only=True):
+class FileUpload(StoredFile, frozen=True, kw_only=True):
     """An announced file. A file with ``part_bytes`` is uploaded in parts; ``s3_upload_id`` is the store's id of the
     open multipart upload.
     """
@@ -18,7 +18,7 @@ class FileUpload(AdapterFile, frozen=True, kw_only=True):
     s3_upload_id: str | None
 
 
-def require_allowed(files: Sequence[AdapterFile], *, files_max: int, limits: UploadLimits) -> None:
+def require_allowed(files: Sequence[StoredFile], *, files_max: int, limits: UploadLimits) -> None:
     """Raise for the first problem of the announced files: InvalidRequest or UnsupportedMedia naming the file, TooLarge
     naming the plan's limit.
     """

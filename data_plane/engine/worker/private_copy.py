@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from adapters.manifest import MANIFEST_FILE, AdapterFile, ManifestDamaged, read_manifest
+from adapters.manifest import MANIFEST_FILE, ManifestDamaged, StoredFile, read_manifest
 
 _CHUNK_BYTES = 1 << 20
 
@@ -33,7 +33,7 @@ def private_copy(folder: Path, digest: str, scratch: Path) -> Iterator[Path]:
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def _copy(source: Path, target: Path, expected: AdapterFile) -> None:
+def _copy(source: Path, target: Path, expected: StoredFile) -> None:
     hasher, size = hashlib.sha256(), 0
     with source.open("rb") as reader, target.open("xb") as writer:
         while chunk := reader.read(_CHUNK_BYTES):

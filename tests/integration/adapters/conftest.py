@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from adapters.ingest import ingest
-from adapters.manifest import AdapterFile
+from adapters.manifest import StoredFile
 from adapters.object_store.revision_store import RevisionStore
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore, upload_key
@@ -34,7 +34,7 @@ def store(bucket_settings) -> RevisionStore:
 
 def upload(store, revision_id, folder, *, alter=lambda path, content: content):
     """Declare and PUT a folder's files as a tenant does; returns what was declared."""
-    files = [AdapterFile(**declared) for declared in declared_files(folder)]
+    files = [StoredFile(**declared) for declared in declared_files(folder)]
     for file in files:
         put = UploadStore(store.bucket).presign_put(
             upload_key(revision_id, file.path), size_bytes=file.size_bytes, sha256=file.sha256, expires_s=60

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from adapters.manifest import AdapterFile, sha256_of
+from adapters.manifest import StoredFile, sha256_of
 from adapters.object_store.revision_store import RevisionStore, revision_prefix
 from adapters.object_store.s3 import Bucket
 from adapters.settings import StoreSettings, UploadSettings
@@ -89,7 +89,7 @@ def test_an_unreachable_store_gives_no_verdict(s3_settings, folder):
     nowhere = s3_settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
     down = RevisionStore(Bucket(nowhere, StoreSettings(store_attempts_max=1, store_connect_timeout_s=1)))
     files = [
-        AdapterFile(path=name, size_bytes=1, sha256="0" * 64)
+        StoredFile(path=name, size_bytes=1, sha256="0" * 64)
         for name in ("adapter_config.json", "adapter_model.safetensors")
     ]
     with pytest.raises(Unavailable):

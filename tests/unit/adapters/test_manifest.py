@@ -5,11 +5,11 @@ import hashlib
 import msgspec
 import pytest
 
-from adapters.manifest import AdapterFile, AdapterManifest, ManifestDamaged, is_digest, read_manifest
+from adapters.manifest import AdapterManifest, ManifestDamaged, StoredFile, is_digest, read_manifest
 
 FILES = (
-    AdapterFile(path="adapter_config.json", size_bytes=2, sha256="a" * 64),
-    AdapterFile(path="adapter_model.safetensors", size_bytes=3, sha256="b" * 64),
+    StoredFile(path="adapter_config.json", size_bytes=2, sha256="a" * 64),
+    StoredFile(path="adapter_model.safetensors", size_bytes=3, sha256="b" * 64),
 )
 MANIFEST = AdapterManifest(
     base_model="tiny", rank=4, alpha=8, use_rslora=False, target_modules=("q_proj",), tensor_count=4, files=FILES
@@ -35,7 +35,7 @@ def test_bytes_of_another_digest_are_refused():
 
 
 @pytest.mark.parametrize(
-    "files", [FILES[:1], FILES[::-1], (FILES[0], AdapterFile(path="../x", size_bytes=1, sha256=""))]
+    "files", [FILES[:1], FILES[::-1], (FILES[0], StoredFile(path="../x", size_bytes=1, sha256=""))]
 )
 def test_a_manifest_of_other_files_is_refused_even_with_the_right_digest(files):
     manifest = msgspec.structs.replace(MANIFEST, files=files)

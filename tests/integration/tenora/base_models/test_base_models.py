@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from adapters.base_weights import read_weights
 from tenora.cli import main
 from tests.fixtures.control_plane.api import control_settings, running_api
 from tests.unit.adapters.test_base_model_spec import write_checkpoint
@@ -68,3 +69,16 @@ def test_without_a_platform_or_a_key_the_fix_is_named(run, api):
     )
     keyless = CliRunner().invoke(main, ["base-models", "--control-url", api.url, "list"], env={"TENORA_ADMIN_KEY": ""})
     assert "set TENORA_ADMIN_KEY" in keyless.output
+
+
+def test_weights_are_pushed_once_and_printed_by_their_digest(run, s3_settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("TENORA_S3_ENDPOINT", s3_settings.s3_endpoint)
+    monkeypatch.setenv("TENORA_S3_ACCESS_KEY", s3_settings.s3_access_key)
+    monkeypatch.setenv("TENORA_S3_SECRET_KEY", s3_settings.s3_secret_key.get_secret_value())
+    folder = write_checkpoint(tmp_path / "model")
+    for _ in range(2):
+        pushed = run("push", folder, url=False)
+        assert pushed.stdout.strip() == read_weights(folder).digest, pushed.output
+    (folder / "model.safetensors").unlink()
+    refused = run("push", folder, url=False)
+    assert (refused.exit_code, "must hold a checkpoint with .safetensors files" in refused.output) == (1, True)

@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 
-from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE, AdapterFile, AdapterManifest
+from adapters.manifest import CONFIG_FILE, WEIGHTS_FILE, AdapterManifest, StoredFile
 from adapters.validation.bounds import UploadLimits
 from adapters.validation.manifest_rules import find_impossible
 from tests.fixtures.uploads.peft_adapters import tiny_base
 
 BASE = tiny_base()
 LIMITS = UploadLimits(plan_name="starter", rank_max=16, bytes_max=10_000)
-CONFIG = AdapterFile(path=CONFIG_FILE, size_bytes=300, sha256="a" * 64)
-WEIGHTS = AdapterFile(path=WEIGHTS_FILE, size_bytes=5_000, sha256="b" * 64)
+CONFIG = StoredFile(path=CONFIG_FILE, size_bytes=300, sha256="a" * 64)
+WEIGHTS = StoredFile(path=WEIGHTS_FILE, size_bytes=5_000, sha256="b" * 64)
 GOOD = AdapterManifest(
     base_model=BASE.id, rank=8, alpha=16, use_rslora=False, target_modules=("q_proj",), tensor_count=4,
     files=(CONFIG, WEIGHTS),

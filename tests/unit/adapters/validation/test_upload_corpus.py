@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adapters.base_model_spec import LINEAR_KINDS
 from adapters.ingest import check_declared
-from adapters.manifest import AdapterFile
+from adapters.manifest import StoredFile
 from adapters.report import ReportBuilder
 from adapters.sandbox.child import (
     REQUEST_FILE,
@@ -114,7 +114,7 @@ def test_files_that_no_folder_can_hold_are_refused_at_their_announcement():
     announced = {name: item for name, item in BY_ID.items() if item.stage == "announce"}
     assert set(announced) > {name for name in BY_ID if name.startswith("U49")}
     for item in announced.values():
-        files = [AdapterFile(**file) for file in item.announcement()]
+        files = [StoredFile(**file) for file in item.announcement()]
         check(item, check_declared(files, LIMITS).problems)
 
 
