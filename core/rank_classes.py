@@ -1,4 +1,4 @@
-"""Which pool of replicas serves an adapter, by its rank. A pool's rank class is the largest LoRA rank that its replicas
+"""Which placement group serves an adapter, by its rank. A group's rank class is the largest LoRA rank that its replicas
 load; an adapter belongs to the smallest class that fits, because a LoRA slot's memory grows with the class.
 """
 

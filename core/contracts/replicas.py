@@ -18,7 +18,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     says what is wrong with it, and the fix; it is empty when nothing is. ``counted_tokens`` are those of all requests
     since the engine's start, by its own metrics: an engine that works counts more and more. ``state`` is a
     ReplicaState, or one that only newer agents know. ``node`` and ``copy`` are the names that the machine and the
-    placer have for this replica. ``run_dir_id`` identifies the folder whose lock its agent holds.
+    placer have for this replica. ``run_dir_id`` identifies the folder whose lock its agent holds. ``revision`` is the
+    digest of the pool revision that it runs or failed to run; both are empty for a replica of no pool.
     """
 
     id: str
@@ -41,6 +42,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     copy: str = ""
     run_dir_id: str = ""
+    pool: str = ""
+    revision: str = ""
 
     @property
     def has_engine(self) -> bool:

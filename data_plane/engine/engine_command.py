@@ -18,10 +18,12 @@ def _dtype(settings: ReplicaSettings, device: str) -> str:
     return "float32" if slow else settings.engine_dtype
 
 
-def engine_argv(settings: ReplicaSettings, device: str) -> list[str]:
-    """Arguments of vLLM's OpenAI server module. The ``vllm`` command fails with the CPU distribution."""
+def engine_argv(settings: ReplicaSettings, model: Path, device: str) -> list[str]:
+    """Arguments of vLLM's OpenAI server module for the checkpoint in the folder ``model``. The ``vllm`` command fails
+    with the CPU distribution.
+    """
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    argv += ["--model", str(settings.model_path), "--served-model-name", settings.base_model]
+    argv += ["--model", str(model), "--served-model-name", settings.base_model]
     argv += ["--dtype", _dtype(settings, device)]
     argv += ["--host", settings.engine_host, "--port", str(settings.engine_port)]
     argv += ["--max-model-len", str(settings.engine_context_tokens), "--max-num-seqs", str(settings.engine_sequences)]

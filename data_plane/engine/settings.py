@@ -5,17 +5,18 @@ Settings of the object store and of the disk cache are in ``adapters.settings``.
 
 import socket
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Final, Self
 
-from pydantic import DirectoryPath, Field, field_validator, model_validator
+from pydantic import DirectoryPath, Field, ValidationInfo, field_validator, model_validator
 
-from adapters.settings import CacheSettings, StoreSettings
+from adapters.settings import CacheSettings, ModelCacheSettings, StoreSettings
 from core.contracts.replicas import CORDON_TARGET
+from core.engine_settings import EngineSettings
 from core.ids import new_id
 from core.settings import EngineKeySettings, Fragment, RedisSettings, S3Settings, TelemetrySettings
 from core.snapshot_settings import SnapshotVerifyingSettings
 
-VLLM_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_OPTIONAL_DIGEST: Final = r"^([0-9a-f]{64})?$"
 
 
 class AdapterTaskSettings(Fragment):
@@ -125,7 +126,7 @@ class EngineUsageSettings(Fragment):
     )  # fmt: skip
 
 
-class SharedEngineSettings(Fragment):
+class SharedEngineSettings(Fragment, EngineSettings):
     """Settings that the agent, the middleware and the worker of one replica must agree on. The agent passes them to its
     engine in the environment.
     """
@@ -140,15 +141,6 @@ class SharedEngineSettings(Fragment):
         default=Path(".tenora/run"),
         description="Folder in which replicas keep their sockets, locks and tables, and the time of the newest "
         "snapshot; close it to other users.",
-    )
-    engine_slots: int = Field(
-        default=8, ge=1, le=256, description="Different adapters that one batch can use (vLLM max_loras)."
-    )
-    engine_memory_adapters: int = Field(
-        default=64, ge=1, le=10_000, description="Adapters kept in host memory (vLLM max_cpu_loras)."
-    )
-    engine_loader_threads: int = Field(
-        default=1, ge=1, le=16, description="Threads that read adapters from disk while the engine runs its steps."
     )
 
     @property
@@ -232,38 +224,30 @@ class ReplicaSettings(
 ):
     """Everything `python -m data_plane replica` reads, beside the S3 and cache settings of ``adapters``."""
 
-    model_path: DirectoryPath = Field(description="Folder of the base model's checkpoint.")
+    model_path: DirectoryPath | None = Field(
+        default=None, description="Folder of the base model's checkpoint; without it, `TENORA_MODEL_DIGEST` is needed."
+    )
+    model_digest: str = Field(
+        default="",
+        validate_default=True,
+        pattern=_OPTIONAL_DIGEST,
+        description="Digest of base weights in the object store, which `tenora base-models push` prints. The replica "
+        "downloads them.",
+    )
+    pool: str = Field(default="", max_length=63, description="Name of the pool that the replica belongs to.")
+    pool_revision: str = Field(
+        default="",
+        validate_default=True,
+        pattern=_OPTIONAL_DIGEST,
+        description="Digest of the pool revision that the replica must run. If its weights, its engine or a setting of "
+        "the engine differ, it ends with `revision_mismatch`. Empty: anything.",
+    )
     engine_host: str = Field(
         default="127.0.0.1",
         description="Address on which the engine listens and which the replica publishes to gateways. Gateways must be "
         "able to reach it, so 0.0.0.0 does not work: use loopback or a private address of this machine.",
     )
     engine_port: int = Field(default=8100, ge=1, le=65535, description="Port of the engine's HTTP API.")
-    engine_rank_max: int = Field(
-        default=16,
-        description="Largest LoRA rank that the replica serves, and so its rank class; vLLM allows "
-        f"{', '.join(map(str, VLLM_RANKS))}.",
-    )
-    engine_dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        default="auto",
-        description="Number format of weights and activations; auto takes the checkpoint's, or float32 on a CPU "
-        "without AVX-512.",
-    )
-    engine_context_tokens: int = Field(
-        default=2048, ge=64, le=1_000_000, description="Longest prompt plus output, in tokens (vLLM max_model_len)."
-    )
-    engine_sequences: int = Field(
-        default=64, ge=1, le=4096, description="Most requests in one batch (vLLM max_num_seqs)."
-    )
-    engine_batched_tokens: int = Field(
-        default=2048, ge=64, le=1_000_000, description="Most tokens in one step (vLLM max_num_batched_tokens)."
-    )
-    engine_block_tokens: int = Field(
-        default=32, ge=16, multiple_of=16, description="Tokens of one KV cache block; the CPU needs a multiple of 32."
-    )
-    engine_kv_gib: int = Field(
-        default=1, ge=1, le=1024, description="Size of the KV cache on a CPU, in GiB; a GPU sizes its own."
-    )
     engine_start_s: float = Field(
         default=240, gt=0, le=3600, description="Longest time from the engine's start to its first token."
     )
@@ -313,12 +297,23 @@ class ReplicaSettings(
         default="", max_length=253, description="Name that a placer has for this replica, such as that of its pod."
     )
 
-    @field_validator("engine_rank_max")
+    @field_validator("pool_revision")
     @classmethod
-    def _allowed_by_vllm(cls, given: int) -> int:
-        if given not in VLLM_RANKS:
-            raise ValueError(f"{given} is none of vLLM's ranks")
-        return given
+    def _belongs_to_a_pool(cls, revision: str, found: ValidationInfo) -> str:
+        if bool(revision) != bool(found.data.get("pool")):
+            raise ValueError("TENORA_POOL, TENORA_POOL_REVISION: set both or none")
+        return revision
+
+    @field_validator("model_digest")
+    @classmethod
+    def _names_one_model(cls, digest: str, found: ValidationInfo) -> str:
+        path = found.data.get("model_path")
+        if path is None and not digest and "model_path" in found.data:  # otherwise the path is refused already
+            described = cls.model_fields["model_path"].description
+            raise ValueError(f"TENORA_MODEL_PATH is not set: {described}")
+        if path is not None and digest:
+            raise ValueError("TENORA_MODEL_PATH, TENORA_MODEL_DIGEST: set only one of them")
+        return digest
 
     @model_validator(mode="after")
     def _check_intervals(self) -> Self:
@@ -327,5 +322,5 @@ class ReplicaSettings(
         return self
 
 
-REPLICA_PARTS: Final = (ReplicaSettings, S3Settings, StoreSettings, CacheSettings)
+REPLICA_PARTS: Final = (ReplicaSettings, S3Settings, StoreSettings, CacheSettings, ModelCacheSettings)
 """What the agent and its engine read."""

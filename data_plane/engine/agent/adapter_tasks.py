@@ -17,8 +17,8 @@ from data_plane.engine.agent.cordons import Cordons
 from data_plane.engine.agent.engine_client import ProbeTokens
 from data_plane.engine.agent.engine_state import EngineState
 from data_plane.engine.agent.engine_usage import EngineUsageReports
+from data_plane.engine.agent.live_replicas import LiveReplicas
 from data_plane.engine.agent.pins import PinnedAdapters
-from data_plane.engine.agent.pool import ReplicaPool
 from data_plane.engine.agent.prefetch import Prefetcher
 from data_plane.engine.agent.prefetch_hints import PrefetchHints
 from data_plane.engine.agent.residency_watch import ResidencyWatch
@@ -49,7 +49,7 @@ class AdapterTasks:
         key = settings.engine_key.get_secret_value()
         control = ControlClient(session, url, key, timeout_s=settings.engine_control_timeout_s)
         self.store = StoreProbe(control)
-        pool = ReplicaPool(redis, settings.base_model, me=settings.replica_id, fresh_s=settings.heartbeat_s)
+        replicas = LiveReplicas(redis, settings.base_model, me=settings.replica_id, fresh_s=settings.heartbeat_s)
         newest = NewestPublished(settings.engine_run_dir / "newest-snapshot")
         published = SnapshotSource(redis, settings.verifier(), newest)
         self._revocations = Revocations(settings, published, control, engine_state, boot_id=boot_id)
@@ -69,12 +69,12 @@ class AdapterTasks:
             is_busy=lambda: engine_state.is_busy,
             is_revoked=self._revocations.is_revoked,
         )
-        self._hints = PrefetchHints(settings, redis, pool, self._prefetcher, residency=lambda: watch.table)
+        self._hints = PrefetchHints(settings, redis, replicas, self._prefetcher, residency=lambda: watch.table)
         self._pins = PinnedAdapters(
             settings,
             published,
             control,
-            pool,
+            replicas,
             self._prefetcher,
             residency=lambda: watch.table,
             is_revoked=self._revocations.is_revoked,

@@ -10,6 +10,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -17,11 +18,13 @@ import structlog
 from redis.exceptions import RedisError
 
 from core.contracts.replicas import ReplicaState
+from core.errors import AppError
 from core.snapshot_signing import ForgedSnapshot
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.adapter_tasks import AdapterTasks
 from data_plane.engine.agent.control_client import ControlRequestFailed
 from data_plane.engine.agent.engine_client import EngineMetrics, LocalEngine, ProbeTokens
+from data_plane.engine.agent.engine_files import EngineFiles
 from data_plane.engine.agent.engine_process import EngineProcess
 from data_plane.engine.agent.engine_state import EngineProgress, EngineState
 from data_plane.engine.agent.snapshot_reader import SnapshotMissing
@@ -44,8 +47,9 @@ class Agent:
         adapter_tasks: AdapterTasks,
         engine_state: EngineState,
         probes: ProbeTokens,
+        files: EngineFiles,
         *,
-        start: Callable[[], EngineProcess],
+        start: Callable[[Path], EngineProcess],
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -53,6 +57,7 @@ class Agent:
         self._probes = probes
         self._adapter_tasks = adapter_tasks
         self._engine_state = engine_state
+        self._files = files
         self._start = start
         self._progress = EngineProgress()
         self._probe_failures = 0
@@ -72,7 +77,6 @@ class Agent:
         """After ``claim_id``: run until a stop signal, or until there is a failure. A second signal ends the drain.
         Returns the exit status.
         """
-        self._process = self._start()
         try:
             if serves := await self._start_up():
                 self._adapter_tasks.start()
@@ -82,7 +86,9 @@ class Agent:
         finally:
             await self._adapter_tasks.close()
             await self._cancel_probe()
-            await self._process.stop()
+            if self._process is not None:
+                await self._process.stop()
+            self._files.close()
 
     def _on_signal(self) -> None:
         if self._signaled:
@@ -122,7 +128,7 @@ class Agent:
         ended = asyncio.Event()
         publishing = asyncio.create_task(self._publish_start(ended))
         try:
-            if not await self._wait_until_ready():
+            if not (await self._start_engine() and await self._wait_until_ready()):
                 return False
             await self._look_at_store()
         finally:
@@ -135,6 +141,24 @@ class Agent:
         """Repeat what ``claim_id`` has published."""
         while not await self._pause(self._settings.heartbeat_s, until=ended):
             await self._publish_state("starting", None)
+
+    async def _start_engine(self) -> bool:
+        """Start the engine when its files are there. False on a stop or a failure."""
+        preparing = asyncio.create_task(self._files.prepare())
+        stopping = asyncio.create_task(self._engine_state.stopping.wait())
+        try:
+            await asyncio.wait((preparing, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if self._engine_state.stopping.is_set():
+                return False
+            self._process = self._start(preparing.result())  # in this thread: the kernel ends the engine with it
+        except (AppError, OSError) as error:
+            self._fail(str(error))
+            return False
+        finally:
+            for task in (preparing, stopping):
+                task.cancel()
+            await asyncio.gather(preparing, stopping, return_exceptions=True)
+        return True
 
     async def _wait_until_ready(self) -> bool:
         """Wait until the engine has generated a token and refuses revoked adapters. False on a stop or a failure."""
@@ -279,7 +303,9 @@ class Agent:
         if self._engine_state.fenced:
             return None
         residency = None if engine is None else self._adapter_tasks.residency
-        reason = self._adapter_tasks.cordons.reason or ("" if engine is None else self._adapter_tasks.store.reason)
+        reason = self._adapter_tasks.cordons.reason or (
+            self._files.doing if engine is None else self._adapter_tasks.store.reason
+        )
         try:
             return await self._publisher.publish(state, engine, residency, reason=reason)
         except ReplicaIdTaken as taken:

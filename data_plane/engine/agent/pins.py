@@ -1,5 +1,5 @@
-"""Keeps the adapters that plans pin for this replica's pool in host memory: sends the set to the engine and prefetches
-what is missing.
+"""Keeps the adapters that plans pin for this replica's placement group in host memory: sends the set to the engine and
+prefetches what is missing.
 
 Fails open: while Redis is unavailable the pinned set does not change; an adapter that loses its pin is only slower.
 """
@@ -10,7 +10,7 @@ from typing import Final
 from core.contracts.routes import Pin
 from data_plane.engine.agent import metrics
 from data_plane.engine.agent.control_client import ControlClient
-from data_plane.engine.agent.pool import ReplicaPool, in_pool_of
+from data_plane.engine.agent.live_replicas import LiveReplicas, in_placement_group
 from data_plane.engine.agent.prefetch import Prefetcher
 from data_plane.engine.agent.snapshot_reader import SnapshotReader, SnapshotSource
 from data_plane.engine.residency import EngineResidency
@@ -27,7 +27,7 @@ class PinnedAdapters:
         settings: ReplicaSettings,
         published: SnapshotSource,
         control: ControlClient,
-        pool: ReplicaPool,
+        replicas: LiveReplicas,
         prefetcher: Prefetcher,
         *,
         residency: Callable[[], EngineResidency | None],
@@ -35,7 +35,7 @@ class PinnedAdapters:
     ) -> None:
         self._settings = settings
         self._control = control
-        self._pool = pool
+        self._replicas = replicas
         self._prefetcher = prefetcher
         self._residency = residency
         self._is_revoked = is_revoked
@@ -60,7 +60,7 @@ class PinnedAdapters:
                 self._prefetcher.enqueue(name, "pin", tenant=self._pins[name].tenant_id)
 
     async def _names_of_this_replica(self) -> list[str]:
-        live = await self._pool.live()
+        live = await self._replicas.live()
         me = next((replica for replica in live if replica.id == self._settings.replica_id), None)
         if me is None:  # draining, or not published yet: keep the current set
             return self._acknowledged
@@ -68,7 +68,7 @@ class PinnedAdapters:
             pin.engine_name
             for pin in self._pins.values()
             if pin.base_model == self._settings.base_model
-            and in_pool_of(pin.rank_class, me, live)
+            and in_placement_group(pin.rank_class, me, live)
             and not self._is_revoked(pin.engine_name)
         )
         kept = names[: self._settings.memory_adapters // _SHARE_OF_MEMORY]

@@ -15,7 +15,7 @@ from core.adapter_names import adapter_of
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.routes import PrefetchHint
 from data_plane.engine.agent import metrics
-from data_plane.engine.agent.pool import ReplicaPool, in_pool_of
+from data_plane.engine.agent.live_replicas import LiveReplicas, in_placement_group
 from data_plane.engine.agent.prefetch import Prefetcher
 from data_plane.engine.residency import EngineResidency
 from data_plane.engine.settings import ReplicaSettings
@@ -30,8 +30,8 @@ def should_prefetch(
     name: str, rank_class: int, *, me: str, live: list[ReplicaStatus], resident: frozenset[str]
 ) -> bool:
     """Whether this replica should prefetch an adapter. Either ``resident``, the names in its slots and host memory,
-    includes another revision of it, so that its requests are placed here; or it is the replica on which its whole pool
-    agrees.
+    includes another revision of it, so that its requests are placed here; or it is the replica on which its whole
+    placement group agrees.
     """
     mine = next((replica for replica in live if replica.id == me), None)
     if mine is None or mine.rank_max < rank_class:
@@ -39,8 +39,8 @@ def should_prefetch(
     adapter = adapter_of(name) + "@"
     if any(other.startswith(adapter) and other != name for other in resident):
         return True
-    pool = [replica.id for replica in live if in_pool_of(rank_class, replica, live)]
-    return rendezvous_hash.winner(name, pool) == me
+    group = [replica.id for replica in live if in_placement_group(rank_class, replica, live)]
+    return rendezvous_hash.winner(name, group) == me
 
 
 class PrefetchHints:
@@ -50,14 +50,14 @@ class PrefetchHints:
         self,
         settings: ReplicaSettings,
         redis: Redis,
-        pool: ReplicaPool,
+        replicas: LiveReplicas,
         prefetcher: Prefetcher,
         *,
         residency: Callable[[], EngineResidency | None],
     ) -> None:
         self._settings = settings
         self._redis = redis
-        self._pool = pool
+        self._replicas = replicas
         self._prefetcher = prefetcher
         self._residency = residency
         self._last_id: str | None = None
@@ -83,7 +83,7 @@ class PrefetchHints:
         resident = (
             frozenset() if table is None else table.in_memory | {name for name in table.slots if name is not None}
         )
-        live = await self._pool.live()
+        live = await self._replicas.live()
         if should_prefetch(
             hint.engine_name, hint.rank_class, me=self._settings.replica_id, live=live, resident=resident
         ):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import aiohttp
 import structlog
@@ -14,6 +15,7 @@ from data_plane.engine.agent.adapter_tasks import AdapterTasks
 from data_plane.engine.agent.agent import Agent
 from data_plane.engine.agent.cost_windows import CostWindows
 from data_plane.engine.agent.engine_client import LocalEngine, ProbeTokens
+from data_plane.engine.agent.engine_files import EngineFiles
 from data_plane.engine.agent.engine_process import EngineProcess
 from data_plane.engine.agent.engine_state import EngineState
 from data_plane.engine.agent.status_publisher import ReplicaIdTaken, StatusPublisher, locked_run_dir
@@ -25,20 +27,19 @@ from data_plane.engine.settings import ReplicaSettings
 async def run_replica(settings: ReplicaSettings) -> int:
     """Run one replica until it gets a stop signal or its engine fails. Returns the exit status."""
 
-    def start_engine() -> EngineProcess:
-        device, _ = installed_engine()
+    def start_engine(model: Path) -> EngineProcess:
         environment = engine_env(settings, device, dict(os.environ))
-        return EngineProcess(engine_argv(settings, device), environment, device=device)
+        return EngineProcess(engine_argv(settings, model, device), environment, device=device)
 
     device, version = installed_engine()
     return await run_with_engine(settings, start_engine, engine_name=f"vllm {version}", device=device)
 
 
 async def run_with_engine(
-    settings: ReplicaSettings, start: Callable[[], EngineProcess], *, engine_name: str = "unnamed", device: str = ""
+    settings: ReplicaSettings, start: Callable[[Path], EngineProcess], *, engine_name: str = "unnamed", device: str = ""
 ) -> int:
-    """Run one replica with the engine that ``start`` starts. Its costs are reported under ``engine_name`` and
-    ``device``. Returns the exit status.
+    """Run one replica with the engine that ``start`` starts from a checkpoint's folder. Its costs are reported under
+    ``engine_name`` and ``device``. Returns the exit status.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -50,7 +51,7 @@ async def run_with_engine(
 
 
 async def _run(
-    settings: ReplicaSettings, start: Callable[[], EngineProcess], run_dir_id: str, *, engine_name: str, device: str
+    settings: ReplicaSettings, start: Callable[[Path], EngineProcess], run_dir_id: str, *, engine_name: str, device: str
 ) -> int:
     boot_id, engine_state, probes = new_id("boot"), EngineState(), ProbeTokens()
     telemetry.report_readiness(lambda: "" if engine_state.state == "ready" else f"it is {engine_state.state}")
@@ -60,7 +61,8 @@ async def _run(
             engine = LocalEngine(session, settings)
             publisher = StatusPublisher(settings, redis, url=engine.url, boot_id=boot_id, run_dir_id=run_dir_id)
             adapter_tasks = AdapterTasks(settings, redis, session, engine_state, probes, boot_id=boot_id)
-            agent = Agent(settings, engine, publisher, adapter_tasks, engine_state, probes, start=start)
+            files = EngineFiles(settings, engine_name=f"{engine_name} {device}".rstrip())
+            agent = Agent(settings, engine, publisher, adapter_tasks, engine_state, probes, files, start=start)
             if not await agent.claim_id():
                 return agent.exit_status
             windows = CostWindows(

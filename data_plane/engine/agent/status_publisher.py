@@ -170,4 +170,6 @@ class StatusPublisher:
             node=settings.node,
             copy=settings.replica_copy,
             run_dir_id=self._run_dir_id,
+            pool=settings.pool,
+            revision=settings.pool_revision,
         )

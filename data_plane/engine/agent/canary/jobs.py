@@ -1,5 +1,5 @@
-"""Takes canary jobs of this replica's pool, one at a time, runs each adapter and its base model, and reports the
-verdict.
+"""Takes canary jobs of this replica's placement group, one at a time, runs each adapter and its base model, and reports
+the verdict.
 
 The verdict is about the adapter alone. Any other failure (an unavailable store, a busy engine) is answered with
 "later", after the engine has answered for its base model again. If the engine never does, its agent ends, and the

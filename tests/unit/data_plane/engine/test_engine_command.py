@@ -10,8 +10,9 @@ from data_plane.engine.engine_command import engine_argv, engine_env
 from data_plane.engine.settings import ReplicaSettings
 from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
+MODEL = Path("/")
 SETTINGS = ReplicaSettings(
-    model_path=Path("/"),
+    model_path=MODEL,
     engine_key=SecretStr("very-secret-engine-key"),
     engine_slots=8,
     snapshot_public_keys=PUBLIC_KEYS,
@@ -19,26 +20,26 @@ SETTINGS = ReplicaSettings(
 
 
 def test_the_key_is_in_the_environment_and_not_on_the_command_line():
-    assert "very-secret-engine-key" not in " ".join(engine_argv(SETTINGS, "cpu"))
+    assert "very-secret-engine-key" not in " ".join(engine_argv(SETTINGS, MODEL, "cpu"))
     assert engine_env(SETTINGS, "cpu", {})["VLLM_API_KEY"] == "very-secret-engine-key"
 
 
 def test_the_middleware_and_the_lora_module_list_are_always_set():
-    argv = engine_argv(SETTINGS, "cpu")
+    argv = engine_argv(SETTINGS, MODEL, "cpu")
     assert argv[argv.index("--middleware") + 1] == "data_plane.engine.middleware.middleware.EngineMiddleware"
     modules = argv[argv.index("--lora-target-modules") + 1 :][:7]
     assert modules == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def test_the_engine_uses_the_tool_parser_and_the_schema_compiler_of_the_gateways():
-    argv = engine_argv(SETTINGS, "cpu")
+    argv = engine_argv(SETTINGS, MODEL, "cpu")
     assert "--enable-auto-tool-choice" in argv
     assert argv[argv.index("--tool-call-parser") + 1] == "hermes"
     assert json.loads(argv[argv.index("--structured-outputs-config") + 1]) == {"backend": "xgrammar"}
 
 
 def test_host_memory_never_holds_fewer_adapters_than_slots():
-    argv = engine_argv(SETTINGS.model_copy(update={"engine_memory_adapters": 1}), "cpu")
+    argv = engine_argv(SETTINGS.model_copy(update={"engine_memory_adapters": 1}), MODEL, "cpu")
     assert int(argv[argv.index("--max-cpu-loras") + 1]) == 8
 
 
@@ -59,7 +60,7 @@ def test_nothing_is_fetched_or_reported_to_the_outside():
 
 
 def test_a_gpu_engine_sizes_its_own_cache_and_compiles():
-    assert "--enforce-eager" not in engine_argv(SETTINGS, "gpu")
+    assert "--enforce-eager" not in engine_argv(SETTINGS, MODEL, "gpu")
     assert "VLLM_CPU_KVCACHE_SPACE" not in engine_env(SETTINGS, "gpu", {})
 
 

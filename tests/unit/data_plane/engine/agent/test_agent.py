@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 from data_plane.engine.agent.agent import Agent
 from data_plane.engine.agent.engine_client import EngineMetrics, ProbeTokens
+from data_plane.engine.agent.engine_files import EngineFiles
 from data_plane.engine.agent.engine_state import EngineState
 from data_plane.engine.settings import ReplicaSettings
 from tests.fixtures import processes
@@ -52,8 +53,11 @@ async def test_each_state_of_a_fast_start_is_published_once():
         is_idle=True,
     )  # fmt: skip
     process = SimpleNamespace(is_alive=True, stop=nothing)
+    files = EngineFiles(settings, engine_name="an engine")
     published = Publications()
-    agent = Agent(settings, Engine(), published, tasks, EngineState(), ProbeTokens(), start=lambda: process)
+    agent = Agent(
+        settings, Engine(), published, tasks, EngineState(), ProbeTokens(), files, start=lambda _model: process
+    )
     assert await agent.claim_id()
     assert await agent.run_forever() == 0
     assert published.states == ["starting", "ready", "draining", "withdrawn"]

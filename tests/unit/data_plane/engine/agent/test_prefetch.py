@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.rendezvous_hash import winner
-from data_plane.engine.agent.pool import in_pool_of
+from data_plane.engine.agent.live_replicas import in_placement_group
 from data_plane.engine.agent.prefetch import has_room
 from data_plane.engine.agent.prefetch_hints import should_prefetch
 from data_plane.engine.residency import EngineResidency
@@ -30,7 +30,7 @@ def test_exactly_one_replica_of_the_cheapest_fitting_pool_acts(replica_ids, rank
     acting = [each for each in live if should_prefetch(NAME, rank_class, me=each.id, live=live, resident=frozenset())]
     fitting = [each.rank_max for each in live if each.rank_max >= rank_class]
     assert [each.rank_max for each in acting] == ([min(fitting)] if fitting else [])
-    assert all(in_pool_of(rank_class, each, live) for each in acting)
+    assert all(in_placement_group(rank_class, each, live) for each in acting)
 
 
 def test_a_replica_with_another_revision_also_prefetches_but_never_above_its_rank():

@@ -14,12 +14,12 @@ from core.contracts.replicas import ReplicaStatus, read_status
 from core.rank_classes import class_for
 
 
-def in_pool_of(rank_class: int, replica: ReplicaStatus, live: Iterable[ReplicaStatus]) -> bool:
+def in_placement_group(rank_class: int, replica: ReplicaStatus, live: Iterable[ReplicaStatus]) -> bool:
     """Whether adapters of this class are placed on this replica, given the rank classes of the live replicas."""
     return class_for(rank_class, (replica.rank_max, *(other.rank_max for other in live))) == replica.rank_max
 
 
-class ReplicaPool:
+class LiveReplicas:
     """The live replicas of a base model, as ``me`` sees them. The list is read again when it is older than ``fresh_s``
     or does not contain this replica yet.
     """
