@@ -13,6 +13,7 @@ from core.quick_imports import quick_imports
 from core.settings import (
     KeySettings,
     PostgresSettings,
+    RedisSettings,
     TelemetrySettings,
     check_settings,
     exit_on_invalid_settings,
@@ -36,6 +37,13 @@ def _worker(_: argparse.Namespace) -> int:
         from control_plane.settings import ControlSettings
 
     return worker.run(ControlSettings())
+
+
+def _fleet(_: argparse.Namespace) -> int:
+    with quick_imports():
+        from control_plane import fleet_process
+
+    return fleet_process.run(PostgresSettings(), RedisSettings())
 
 
 def _migrate(_: argparse.Namespace) -> int:
@@ -156,6 +164,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add(commands, "web", _web, "Serve the REST API on TENORA_CONTROL_HOST and TENORA_CONTROL_PORT.")
     _add(commands, "worker", _worker, "Publish changes to gateways, validate uploads and clean up, until SIGTERM.")
+    _add(
+        commands,
+        "fleet",
+        _fleet,
+        "Decide how many replicas of which pool revision placers keep running, until SIGTERM.",
+    )
     _add(commands, "migrate", _migrate, "Migrate the database and grant its roles, as its owner.")
     _add(commands, "bucket", _bucket, "Create the bucket and set its CORS rules for TENORA_CONTROL_CORS_ORIGINS.")
     _add(commands, "signing-key", _signing_key, "Print a new pair of keys that sign and verify published snapshots.")
@@ -207,7 +221,7 @@ def main(argv: list[str] | None = None) -> int:
         check_settings(*CONTROL_PARTS)
     telemetry.set_up(f"control_plane.{arguments.name}", TelemetrySettings())
     try:
-        if arguments.run in (_web, _worker):  # their logs have the tracebacks
+        if arguments.run in (_web, _worker, _fleet):  # their logs have the tracebacks
             return int(arguments.run(arguments))
         from core.unreachable_stores import named_when_unreachable  # the database's client would slow --help down
 

@@ -45,6 +45,7 @@ from control_plane.openapi import describe_api, describe_problems
 from control_plane.payments.api import AdminPayments, OwnPayments, pay_invoice, stripe_webhook
 from control_plane.payments.service import PaymentAccess
 from control_plane.plans.api import AdminPlans
+from control_plane.pools.api import AdminPools
 from control_plane.publishing.api import Changes
 from control_plane.publishing.gateway_ack import AckWaiter
 from control_plane.publishing.outbox import outbox_age_s
@@ -194,6 +195,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminRankClasses,
             AdminReplicas,
             AdminCordons,
+            AdminPools,
             AdminRevocations,
             AdminBilling,
             AdminCorrections,

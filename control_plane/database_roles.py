@@ -38,6 +38,8 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "base_models": _MASTER,
     "base_model_names": _MASTER,
     "cordons": _MASTER,
+    "pools": _MASTER,
+    "pool_revisions": {WEB: _ADD, WORKER: _READ},
     "adapters": _SHARED,
     "aliases": _SHARED,
     "revisions": _SHARED,

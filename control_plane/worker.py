@@ -5,10 +5,6 @@ A round that raises is logged and repeated after a growing pause, so the worker 
 S3.
 """
 
-import signal
-import threading
-from types import FrameType
-
 import structlog
 from redis import Redis
 from sqlalchemy import Engine
@@ -18,9 +14,9 @@ from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.sandbox.work_folder import remove_abandoned
 from billing.limits import ceilings
-from control_plane import metrics
 from control_plane.dependencies import handlers_of_changes, open_redis
 from control_plane.idempotency import service as idempotency
+from control_plane.loop_process import run_until_signal
 from control_plane.payments.service import StandingChanges
 from control_plane.projections import projections
 from control_plane.publishing.outbox import publish_bulk
@@ -35,16 +31,14 @@ from control_plane.registry.revocations.receipts import ReceiptCollector
 from control_plane.settings import ControlSettings, WorkerSettings
 from control_plane.tenants.scheduled_versions import LOOK_EVERY_S, ScheduledVersions
 from control_plane.tenants.spend_ceilings import SpendCeilings
-from core import db, telemetry
-from core.loops import DatabaseChanges, Loop, LoopThreads
-from core.struct_types import complete_struct_types
+from core import db
+from core.loops import Loop
 
 _LOOK_S = 0.1  # between two looks whether Postgres has changed; if so, loops look for work
 _VALIDATION_S = 0.25
 _CEILINGS_S = 0.25
 _SCHEDULED_S = 0.5
 _ORPHANS_S = 3600.0
-_BACKOFF_MAX_S = 10
 _IDLE_S = 5.0
 _LEASES_S = 2.0  # a validation whose lease has ended
 _REDIS_CHECK_S = 0.5
@@ -127,33 +121,7 @@ def _correct_pin_history(engine: Engine) -> bool:
 
 
 def run(settings: ControlSettings) -> int:
-    """Run every loop until SIGTERM or SIGINT. Returns 0 when all of them finished their round in time, 1 otherwise."""
-    complete_struct_types()
-    stop = threading.Event()
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    """Run every loop until a signal. Returns the exit status."""
     engine = db.connect(settings.postgres)
-    changes = DatabaseChanges(engine, look_s=_LOOK_S)
-    threads = LoopThreads(
-        found := loops(settings, engine),
-        changes,
-        backoff_max_s=_BACKOFF_MAX_S,
-        failures=metrics.LOOP_FAILURES,
-        alive=metrics.LOOP_ALIVE,
-    )
-    threads.start()
-    changes.start()
-    telemetry.report_readiness(lambda: changes.trouble)
-    structlog.get_logger().info("worker started", loops=[loop.name for loop in found])
     remove_abandoned(settings.upload.upload_work_dir)
-    stop.wait()
-    changes.stop()
-    late = threads.stop(settings.worker.worker_stop_s)
-    structlog.get_logger().info("worker stopped", unfinished=late)
-    if not late:
-        engine.dispose()
-    return 1 if late else 0
+    return run_until_signal(loops(settings, engine), engine, look_s=_LOOK_S, stop_s=settings.worker.worker_stop_s)

@@ -59,6 +59,20 @@ def unit_of_work(engine: Engine) -> Iterator[Session]:
         session.commit()
 
 
+@contextmanager
+def exclusively(engine: Engine, lock: int) -> Iterator[bool]:
+    """Yields whether this process holds the advisory lock of this number while the block runs. The lock belongs to the
+    connection, so no transaction stays open, and Postgres releases it when the process dies.
+    """
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        held = bool(connection.execute(sa.text("SELECT pg_try_advisory_lock(:lock)"), {"lock": lock}).scalar_one())
+        try:
+            yield held
+        finally:
+            if held:
+                connection.execute(sa.text("SELECT pg_advisory_unlock(:lock)"), {"lock": lock})
+
+
 def among(column: SQLCoreOperations[str], values: Collection[str]) -> sa.ColumnElement[bool]:
     """Whether a column has one of these values, as one parameter: IN has one for each, of which thousands are slow."""
     return column == sa.any_(sa.literal(list(values), ARRAY(sa.Text)))

@@ -30,7 +30,7 @@ _READS: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 _WRITES: Final[Mapping[str, tuple[str, ...]]] = {
     WEB: ("tenora:replica:*:drain", "tenora:prefetch"),
-    WORKER: ("tenora:snapshot*", "tenora:blob:*", "tenora:canary:*", "tenora:revocation:*"),
+    WORKER: ("tenora:snapshot*", "tenora:blob:*", "tenora:canary:*", "tenora:revocation:*", "tenora:fleet:*"),
     GATEWAY: (
         "tenora:quota:*", "tenora:held:*", "tenora:leased", "tenora:usage", "tenora:gateways", "tenora:gateway:*",
         "tenora:prefetch",

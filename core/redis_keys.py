@@ -33,6 +33,9 @@ CANARY_RESULTS: Final = "tenora:canary:results"  # list of CanaryResult
 PREFETCH_HINTS: Final = "tenora:prefetch"  # stream of PrefetchHint in field "hint"
 PREFETCH_HINTS_MAX: Final = 1_000
 
+# Written by the fleet process, read by placers.
+FLEET_WANTED: Final = "tenora:fleet:wanted"  # hash: WantedPool by the pool's name
+
 # Written by gateways, read by the control plane.
 GATEWAYS: Final = "tenora:gateways"  # sorted set: gateway id by heartbeat in Unix milliseconds
 GATEWAYS_LEASE_S_MAX: Final = 60  # a gateway serves for at most this long after its heartbeat

@@ -13,6 +13,7 @@ from tenora.base_models.command import base_models
 from tenora.command_line import CommandLine, json_option, show
 from tenora.control_access import Access, tenant_key_option, url_option, with_client
 from tenora.fleet.command import fleet, top
+from tenora.pools.command import pools
 
 if TYPE_CHECKING:
     from tenora.control_client import ControlPlaneClient
@@ -181,6 +182,7 @@ def delete_adapter(access: Access, name: str, *, yes: bool) -> None:
 
 main.add_command(base_models)
 main.add_command(fleet)
+main.add_command(pools)
 main.add_command(top)
 
 

@@ -11,7 +11,7 @@ from core.fields import about
 
 
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica as its agent last reported it. ``rank_max`` identifies its pool, ``memory_adapters`` is the number of
+    """A replica as its agent last reported it. ``rank_max`` is its rank class, ``memory_adapters`` is the number of
     adapters in its host memory, and ``residency_version`` changes whenever an adapter moves between tiers. An admin
     sets ``drain_requested``; the agent reports ``state``, and in ``reason`` what is wrong with the replica.
     """
@@ -37,6 +37,8 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     waiting_requests: Annotated[int, about("Requests that wait on the replica.")]
     node: Annotated[str, about("Name of the machine that the replica runs on.")]
     copy: Annotated[str, about("Name that a placer has for the replica, such as that of its pod; empty without one.")]
+    pool: Annotated[str, about("Name of the replica's pool; empty without one.")]
+    revision: Annotated[str, about("Digest of the pool revision that it runs or failed to run; empty without one.")]
     url: Annotated[str, about("Address of the engine, which only gateways reach.")]
     counted_tokens: Annotated[int, about("Tokens that the engine has counted since its start.")]
     heartbeat_at: Annotated[datetime, about("When the replica last reported.")]

@@ -7,14 +7,13 @@ same snapshot. No transaction contains a call to Redis. While Redis is unavailab
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 from typing import Final, cast
 
 import structlog
 from redis import Redis
-from sqlalchemy import Engine, delete, text
+from sqlalchemy import Engine, delete
 from sqlmodel import Session, col, select
 
 from control_plane import metrics
@@ -24,7 +23,7 @@ from control_plane.publishing.projection import UNPUBLISHED, Projections, Publis
 from control_plane.publishing.snapshot_store import KINDS, Change, Position, PublishConflict, Stored
 from core import clock
 from core.contracts.snapshots import SnapshotKind
-from core.db import database_now, unit_of_work
+from core.db import database_now, exclusively, unit_of_work
 from core.errors import Unavailable
 from core.snapshot_signing import SetHash, SnapshotSigner, SnapshotVerifier
 
@@ -57,7 +56,7 @@ class OutboxRelay:
 
     def run_once(self) -> bool:
         """Publish waiting changes up to the batch size. Returns whether more may be waiting."""
-        with self._exclusive() as exclusive:
+        with exclusively(self._engine, _ADVISORY_LOCK) as exclusive:
             if not exclusive:
                 return False
             try:
@@ -78,7 +77,7 @@ class OutboxRelay:
         """
         deadline = time.monotonic() + wait_s
         while True:
-            with self._exclusive() as exclusive:
+            with exclusively(self._engine, _ADVISORY_LOCK) as exclusive:
                 if exclusive:
                     return self._rebuild(reason)
             if time.monotonic() > deadline:
@@ -155,21 +154,6 @@ class OutboxRelay:
         with unit_of_work(self._engine) as session:
             session.merge(PublishedSnapshot(id=1, epoch=at.epoch, generation=at.generation))
             session.execute(delete(OutboxChange).where(col(OutboxChange.id).in_([row.id for row in rows])))
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[bool]:
-        """Yields whether this relay holds the lock of publishing while the block runs. The lock belongs to the
-        connection, so no transaction stays open, and Postgres releases it when the process dies.
-        """
-        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            exclusive = connection.execute(
-                text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _ADVISORY_LOCK}
-            ).scalar_one()
-            try:
-                yield bool(exclusive)
-            finally:
-                if exclusive:
-                    connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _ADVISORY_LOCK})
 
 
 def _has_lost(stored: Stored | None, last: PublishedSnapshot | None) -> bool:

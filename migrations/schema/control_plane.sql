@@ -32,6 +32,34 @@ CREATE TABLE cordons (
     CONSTRAINT pk_cordons PRIMARY KEY (kind, name)
 );
 
+CREATE TABLE pools (
+    name text NOT NULL CONSTRAINT pk_pools PRIMARY KEY,
+    base_model text NOT NULL CONSTRAINT fk_pools_base_model_base_models REFERENCES base_models (id),
+    rank_max bigint NOT NULL,
+    hardware text NOT NULL,
+    replicas_min bigint NOT NULL,
+    replicas_max bigint NOT NULL,
+    revision bigint,
+    created_at timestamptz NOT NULL,
+    CONSTRAINT ck_pools_replicas_ordered CHECK (replicas_min >= 0 AND replicas_min <= replicas_max)
+);
+
+CREATE TABLE pool_revisions (
+    pool text NOT NULL CONSTRAINT fk_pool_revisions_pool_pools REFERENCES pools (name),
+    number bigint NOT NULL,
+    digest text NOT NULL,
+    weights text NOT NULL,
+    engine text NOT NULL,
+    settings jsonb NOT NULL,
+    created_by text NOT NULL,
+    created_at timestamptz NOT NULL,
+    CONSTRAINT pk_pool_revisions PRIMARY KEY (pool, number),
+    CONSTRAINT uq_pool_revisions_pool_digest UNIQUE (pool, digest),
+    CONSTRAINT ck_pool_revisions_number_positive CHECK (number > 0)
+);
+ALTER TABLE pools ADD CONSTRAINT fk_pools_name_revision_pool_revisions
+    FOREIGN KEY (name, revision) REFERENCES pool_revisions (pool, number);
+
 CREATE TABLE idempotent_responses (
     caller text NOT NULL,
     key text NOT NULL,

@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from billing.worker import WORKER_PARTS
 from control_plane.settings import CONTROL_PARTS
-from core.settings import Fragment
+from core.settings import Fragment, PostgresSettings, RedisSettings, TelemetrySettings
 from data_plane.engine.settings import REPLICA_PARTS
 from data_plane.gateway.settings import GatewaySettings
 from tenora.settings import StackSettings
@@ -31,6 +31,7 @@ class Process:
 PROCESSES: Final = (
     Process("Gateway", "python -m data_plane gateway", (GatewaySettings,)),
     Process("Control plane", "python -m control_plane web` and `python -m control_plane worker", CONTROL_PARTS),
+    Process("Fleet", "python -m control_plane fleet", (PostgresSettings, RedisSettings, TelemetrySettings)),
     Process("Billing worker", "python -m billing worker", WORKER_PARTS),
     Process("Replica", "python -m data_plane replica", REPLICA_PARTS),
     Process("One machine", "tenora up", (StackSettings,)),

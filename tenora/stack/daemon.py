@@ -16,16 +16,17 @@ from typing import Final, Literal
 
 from tenora.settings import StackSettings
 from tenora.stack.definition import REPLICA_STOP_S, Stack, replica_names
+from tenora.stack.local_placer import ReplicaCopy, WantedPools
 from tenora.stack.program import Program
-from tenora.stack.secrets_file import choose_ports, load_ports, load_secrets
-from tenora.stack.supervisor import Supervisor, is_held, replace_text, sole_holder
+from tenora.stack.secrets_file import PORT_USES, PORTS, choose_ports, load_ports, load_secrets
+from tenora.stack.supervisor import DRAIN_ENDS_S, Supervisor, is_held, replace_text, sole_holder
 
 Role = Literal["supervise", "guard"]
 
 _STOP: Final = "stop"
 _REPLICAS: Final = "replicas"  # how many should run
 _CHECK_PERIOD_S: Final = 0.5
-_STOP_TIMEOUT_S: Final = REPLICA_STOP_S + 60  # after the replicas, the stores stop
+_STOP_TIMEOUT_S: Final = REPLICA_STOP_S + DRAIN_ENDS_S + 60  # after the replicas, the stores stop
 
 
 def run_folder(settings: StackSettings) -> Path:
@@ -84,16 +85,18 @@ def supervise(settings: StackSettings) -> None:
         if not held:
             return
         secrets, replicas = load_secrets(settings.root), wanted_replicas(settings)
+        copies: list[ReplicaCopy] = []
         guard: list[subprocess.Popen[bytes]] = []
-        next_check = 0.0
+        next_check, cores = 0.0, len(os.sched_getaffinity(0))
 
         def programs(ports: dict[str, int]) -> list[Program]:
             """Those of so many replicas, with these ports and new ones where they need more."""
-            ports = choose_ports(run, replica_names(replicas), **ports)
-            return Stack(settings.model_copy(update={"replicas": replicas}), secrets, ports).programs()
+            names = (*replica_names(replicas), *(copy.name for copy in copies))
+            ports = choose_ports(run, names, **ports)
+            return Stack(settings.model_copy(update={"replicas": replicas}), secrets, ports).programs(copies)
 
         def on_tick() -> None:
-            nonlocal next_check, replicas
+            nonlocal next_check, replicas, copies
             if time.monotonic() < next_check:
                 return
             next_check = time.monotonic() + _CHECK_PERIOD_S
@@ -101,12 +104,22 @@ def supervise(settings: StackSettings) -> None:
                 signal.raise_signal(signal.SIGTERM)
                 return
             _keep_alive(settings, "guard", guard)
-            if (wanted := wanted_replicas(settings)) != replicas:
-                replicas = wanted
-                supervisor.want(programs(load_ports(run)))
+            count = wanted_replicas(settings)
+            wanted = pools.copies(supervisor.states, copies_max=max(0, cores + 1 - count))
+            if (count, wanted) != (replicas, copies):
+                running = {f"{name}_{use}" for name in supervisor.states for use in PORT_USES}
+                ports = {
+                    name: port
+                    for name, port in load_ports(run).items()
+                    if name in running or name in public or name in PORTS
+                }
+                replicas, copies = count, wanted
+                supervisor.want(programs(ports))
 
         public = {"gateway": settings.gateway_port, "control": settings.control_port}
         supervisor = Supervisor(programs(public), run, on_tick)
+        pools = WantedPools(Stack(settings, secrets, load_ports(run)).addresses.redis_url)
+        pools.start()
         supervisor.run()
         (run / _STOP).touch()  # SIGTERM means stop: the guard must not restart the supervisor
 

@@ -11,26 +11,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from pydantic import SecretStr
 
 from billing.payments.settings import PaymentSettings
 from billing.stripe.settings import StripeSettings
 from control_plane import database_roles
 from core import redis_acl, redis_keys
-from core.settings import CorsSettings
+from core.settings import CorsSettings, S3Settings
 from core.snapshot_signing import SnapshotSigner
 from tenora.settings import StackSettings
 from tenora.stack import embedded_servers
 from tenora.stack.base_model import MODEL_ID
 from tenora.stack.embedded_servers import Server
+from tenora.stack.local_placer import ReplicaCopy
 from tenora.stack.program import Program, answers
 from tenora.stack.secrets_file import Secrets
+from tenora.stack.supervisor import DRAIN_ENDS_S
 
 BUCKET = "tenora"
 STRIPE_SIMULATOR = "stripe-simulator"
 _SIMULATOR_KEY = "sk_test_stripe_simulator"
 _GATEWAY_DRAIN_S = 10
-_REPLICA_DRAIN_S = 60
-REPLICA_STOP_S = _REPLICA_DRAIN_S + 30  # after the drain it stops the engine; no program has longer
+_REPLICA_DRAIN_S = 610  # a request may run for 600 s
+REPLICA_STOP_S = 60  # with the whole stack; no program has longer
+_REPLICA_START_S = 2 * 3600  # with the download of a large model; the agent bounds the start of the engine
 _POSTGRES, _REDIS, _PEPPER = "TENORA_POSTGRES_DSN", "TENORA_REDIS_URL", "TENORA_KEY_PEPPER"
 _S3_KEY, _S3_SECRET = "TENORA_S3_ACCESS_KEY", "TENORA_S3_SECRET_KEY"
 _SALT, _ENGINE, _SIGNING = "TENORA_SALT_SECRET", "TENORA_ENGINE_KEY", "TENORA_SNAPSHOT_SIGNING_KEY"
@@ -43,6 +47,7 @@ _KNOWN_TO: Mapping[str, tuple[str, ...]] = {
     "publish": (*_CONTROL_PLANE, _SIGNING),
     "web": (*_CONTROL_PLANE, _NOTIFICATIONS, _STRIPE_WEBHOOK),
     "worker": (*_CONTROL_PLANE, _SIGNING),
+    "fleet": (_POSTGRES, _REDIS),
     "base-model": (),  # it reads the admin key's file
     "billing": (_POSTGRES, _REDIS, _NOTIFICATIONS, _SMTP, _STRIPE_KEY),
     "gateway": (_REDIS, _PEPPER, _SALT, _ENGINE),
@@ -58,6 +63,7 @@ _POSTGRES_ROLES = {
     "web": database_roles.WEB,
     "publish": database_roles.WORKER,
     "worker": database_roles.WORKER,
+    "fleet": database_roles.WORKER,
     "billing": database_roles.BILLING,
 }
 """The role of each program; the owner of the tables migrates."""
@@ -65,6 +71,7 @@ _REDIS_USERS = {
     "publish": redis_acl.WORKER,
     "web": redis_acl.WEB,
     "worker": redis_acl.WORKER,
+    "fleet": redis_acl.WORKER,
     "billing": redis_acl.BILLING,
     "gateway": redis_acl.GATEWAY,
     "replica": redis_acl.REPLICA,
@@ -145,6 +152,7 @@ class Stack:
             "TENORA_CONTROL_PORT": str(self._settings.control_port),
             "TENORA_JOURNAL_DIR": str(self.home / "journal"),
             "TENORA_CACHE_DIR": str(self.home / "cache"),
+            "TENORA_MODEL_CACHE_DIR": str(self.home / "model-cache"),
             "TENORA_ENGINE_RUN_DIR": str(self.home / "run"),
             "PYTHONUNBUFFERED": "1",
         }
@@ -186,11 +194,11 @@ class Stack:
     def _redis_url(self, user: str) -> str:
         return f"redis://{user}:{self._passwords[user]}@127.0.0.1:{self._ports['valkey']}/0"
 
-    def programs(self) -> list[Program]:
-        """All programs in reading order; ``needs`` decides the start order. Of the secrets that the operator has set,
-        each inherits what it needs.
+    def programs(self, copies: Sequence[ReplicaCopy] = ()) -> list[Program]:
+        """All programs in reading order, the last of them ``copies`` of pools; ``needs`` decides the start order. Of
+        the secrets that the operator has set, each inherits what it needs.
         """
-        replicas = replica_names(self._settings.replicas)
+        replicas = [*self._own_replicas(), *copies]
         others = [replace(program, withheld=_withheld(program.name)) for program in self._programs()]
         return others + [self._replica(number, replicas) for number in range(len(replicas))]
 
@@ -212,6 +220,7 @@ class Stack:
                 "web", ("control_plane", "web"), needs=web_needs, ready_url=f"{self.addresses.control_url}/readyz"
             ),
             self._part("worker", ("control_plane", "worker"), needs=web_needs),
+            self._part("fleet", ("control_plane", "fleet"), needs=web_needs),
             self._step("base-model", ("tenora", "register-base-model"), needs=("web",)),
             self._part("billing", ("billing", "worker"), needs=("migrate", "valkey")),
             self._part(
@@ -291,14 +300,29 @@ class Stack:
             ready=lambda: answers(ready_url or f"http://127.0.0.1:{metrics_port}/readyz"),
         )
 
-    def _replica(self, number: int, replicas: Sequence[str]) -> Program:
-        name = replicas[number]
+    def _own_replicas(self) -> list[ReplicaCopy]:
+        """Those of no pool."""
+        return [
+            ReplicaCopy(
+                "replica",
+                name,
+                {
+                    "TENORA_REPLICA_ID": f"rep_{number}",
+                    "TENORA_BASE_MODEL": MODEL_ID,
+                    "TENORA_MODEL_PATH": str(self.checkpoint),
+                },
+            )
+            for number, name in enumerate(replica_names(self._settings.replicas), 1)
+        ]
+
+    def _replica(self, number: int, replicas: Sequence[ReplicaCopy]) -> Program:
+        name = replicas[number].name
         metrics_port = self._ports[f"{name}_metrics"]
-        environment = self.replica_environment() | {
+        environment = {
+            **self.replica_environment(),
+            **replicas[number].environment,
+            "TENORA_REPLICA_COPY": name,
             "TENORA_METRICS_PORT": str(metrics_port),
-            "TENORA_REPLICA_ID": f"rep_{number + 1}",
-            "TENORA_BASE_MODEL": MODEL_ID,
-            "TENORA_MODEL_PATH": str(self.checkpoint),
             "TENORA_ENGINE_PORT": str(self._ports[f"{name}_engine"]),
             "TENORA_DRAIN_S": str(_REPLICA_DRAIN_S),
         }
@@ -311,15 +335,25 @@ class Stack:
             withheld=_withheld("replica"),
             log=self.logs / f"{name}.log",
             needs=("valkey", "s3-read"),
-            after=tuple(replicas[:number]),
+            after=tuple(replica.name for replica in replicas[:number] if replica.group == replicas[number].group),
             ready=lambda: has_started(metrics_port),
-            ready_s=300,
+            ready_s=_REPLICA_START_S,
             stop_s=REPLICA_STOP_S,
+            drain_s=_REPLICA_DRAIN_S + DRAIN_ENDS_S,
         )
 
     def replica_environment(self) -> dict[str, str]:
         """What all replicas of this stack share, with their secrets."""
         return self._environment_of("replica") | {"TENORA_S3_ENDPOINT": self._s3_read().url}
+
+    def object_store(self) -> S3Settings:
+        """The store of this stack, with the right to write."""
+        return S3Settings(
+            s3_endpoint=self._s3.url,
+            s3_bucket=BUCKET,
+            s3_access_key=self._secrets.s3_access_key,
+            s3_secret_key=SecretStr(self._secrets.s3_secret_key),
+        )
 
     def replicas(self) -> list[dict[str, object]]:
         """The published status of every live replica."""

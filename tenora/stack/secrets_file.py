@@ -13,13 +13,16 @@ from core.snapshot_signing import SnapshotSigner
 from tenora.stack.program import accepts_connections, free_port
 from tenora.stack.supervisor import replace_text
 
-_PORTS: Final = (
+PORT_USES: Final = ("engine", "metrics")
+"""What a replica has a port for."""
+PORTS: Final = (
     "postgres",
     "valkey",
     "s3",
     "s3_read",
     "web_metrics",
     "worker_metrics",
+    "fleet_metrics",
     "billing_metrics",
     "gateway_metrics",
     "stripe_simulator",
@@ -79,10 +82,10 @@ def choose_ports(run_folder: Path, replicas: Iterable[str] = (), **fixed: int) -
         last = load_ports(run_folder)
     except (OSError, ValueError):
         last = {}
-    of_replicas = [f"{replica}_{use}" for replica in replicas for use in ("engine", "metrics")]
+    of_replicas = [f"{replica}_{use}" for replica in replicas for use in PORT_USES]
     ports = {
         name: int(last[name]) if name in last and not accepts_connections(last[name]) else free_port()
-        for name in (*_PORTS, *of_replicas)
+        for name in (*PORTS, *of_replicas)
     } | fixed
     run_folder.mkdir(parents=True, exist_ok=True)
     replace_text(run_folder / "ports.json", json.dumps(ports))

@@ -27,6 +27,7 @@ _TICK_S: Final = 0.1
 _READY_TICK_S: Final = 0.5  # while every program is ready; the end of one is seen at once
 _LEFTOVERS_S: Final = 20.0
 _LAST_REQUEST_S: Final = 5.0
+DRAIN_ENDS_S: Final = 25.0  # after a second signal: it sends its last counts and stops its engine
 
 
 @dataclass
@@ -71,7 +72,12 @@ class Supervisor:
             if child.process is None:
                 del self._children[name]
             else:
-                _ask_to_stop(child)
+                _ask_to_stop(child, within_s=max(child.program.stop_s, child.program.drain_s))
+
+    @property
+    def states(self) -> dict[str, State]:
+        """The present state of each program."""
+        return {name: child.state for name, child in self._children.items()}
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT. A second one ends the drains of the programs that stop now; what they need stops
@@ -150,17 +156,23 @@ class Supervisor:
         child.state = "restarting"
 
     def _stop_all(self) -> None:
-        """Stop dependents before their dependencies. Each gets its ``stop_s``, then its process group is killed."""
+        """Stop dependents before their dependencies. Each gets its ``stop_s``, one that drains then a second signal and
+        a little more; then its process group is killed.
+        """
         remaining = [child for child in self._children.values() if child.process is not None]
         while remaining:
             needed = {name for child in remaining for name in self._needed_by(child)}
             self._wave = [child for child in remaining if child.program.name not in needed] or remaining
             for child in self._wave:
-                _ask_to_stop(child)
+                _ask_to_stop(child, within_s=child.program.stop_s)
+            draining = [child for child in self._wave if not _has_ended(child) and child.program.drain_s]
+            for child in draining:
+                assert child.process is not None
+                child.process.send_signal(child.program.stop_signal)
+                child.kill_after = time.monotonic() + DRAIN_ENDS_S
             for child in self._wave:
                 assert child.process is not None
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.process.wait(max(0, child.kill_after - time.monotonic()))
+                _has_ended(child)
                 _end_group(child.process.pid, signal.SIGKILL)
                 child.process.wait()
                 child.process = None
@@ -196,12 +208,22 @@ def replace_text(file: Path, text: str) -> None:
     partial.rename(file)
 
 
-def _ask_to_stop(child: Child) -> None:
-    """Once, because a second signal ends a drain. It gets ``stop_s`` from now on."""
+def _ask_to_stop(child: Child, *, within_s: float) -> None:
+    """Once, because a second signal ends a drain. It gets so long from now on, or less if it was asked before."""
     assert child.process is not None
+    deadline = time.monotonic() + within_s
     if child.state != "stopping":
         child.process.send_signal(child.program.stop_signal)
-        child.state, child.kill_after = "stopping", time.monotonic() + child.program.stop_s
+        child.state, child.kill_after = "stopping", deadline
+    child.kill_after = min(child.kill_after, deadline)
+
+
+def _has_ended(child: Child) -> bool:
+    """Wait for its end until it would be killed."""
+    assert child.process is not None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.process.wait(max(0, child.kill_after - time.monotonic()))
+    return child.process.returncode is not None
 
 
 @contextlib.contextmanager

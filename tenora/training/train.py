@@ -137,7 +137,7 @@ def train(
     losses: list[float] = []
     threads = ThreadCount([recipe.threads] if recipe.threads else candidate_counts(len(os.sched_getaffinity(0))))
     steps_by_threads: Counter[int] = Counter()
-    for step, batch in enumerate(itertools.islice(_batches(sequences, recipe.batch_examples, seed), steps), 1):
+    for step, batch in enumerate(itertools.islice(batches(sequences, recipe.batch_examples, seed), steps), 1):
         begun_s, idle_s = time.monotonic(), idle_core_seconds()
         torch.set_num_threads(threads.current)
         steps_by_threads[threads.current] += 1
@@ -179,7 +179,7 @@ def _with_adapter(base_dir: Path, hub_name: str, recipe: Recipe) -> PeftModel:
     return get_peft_model(base, config, autocast_adapter_dtype=False)
 
 
-def _batches(sequences: list[Sequence], batch_examples: int, seed: int) -> Iterator[list[Sequence]]:
+def batches(sequences: list[Sequence], batch_examples: int, seed: int) -> Iterator[list[Sequence]]:
     """Endless epochs, each in a different order."""
     order = random.Random(seed)  # noqa: S311 - an order of examples, not a secret
     while True:

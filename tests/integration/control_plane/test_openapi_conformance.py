@@ -34,6 +34,12 @@ NOT_IN_A_SCHEMA = {
     "invalid_confirmation_code",
     "webhook_host_not_found",
     "webhook_address_not_public",
+    ("GET", "/api/v1/audit-events", "end"),  # later than start
+    ("GET", "/api/v1/admin/audit-events", "end"),
+    ("POST", "/api/v1/admin/pools", "rank_max"),
+    ("POST", "/api/v1/admin/pools", "replicas_min"),  # at most replicas_max
+    ("PATCH", "/api/v1/admin/pools/{pool}", "replicas_min"),
+    ("POST", "/api/v1/admin/pools/{pool}/revisions"),  # settings of an engine, and what a first revision needs
     ("POST", "/api/v1/admin/base-models", "tokenizer_json"),
     ("POST", "/api/v1/admin/base-models", "rank_max"),
     ("POST", "/api/v1/admin/base-models", "rank_classes"),

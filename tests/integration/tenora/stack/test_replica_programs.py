@@ -8,6 +8,7 @@ from core.contracts.replicas import Cordon
 from tenora.stack import daemon
 from tenora.stack.definition import has_started
 from tenora.stack.program import answers
+from tenora.stack.supervisor import DRAIN_ENDS_S
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.engine.agent_harness import REPLICA, AgentHarness
@@ -34,6 +35,6 @@ def test_a_replica_has_started_when_it_is_ready_and_also_when_it_is_cordoned(red
 def test_a_replica_has_time_to_drain_and_down_waits_for_the_slowest_program_and_then_for_the_stores(define):
     programs = {program.name: program for program in define().programs()}
     replica = programs["replica"]
-    assert float(replica.env["TENORA_DRAIN_S"]) < replica.stop_s
-    slowest = max(program.stop_s for program in programs.values())
+    assert float(replica.env["TENORA_DRAIN_S"]) < replica.drain_s
+    slowest = max(program.stop_s + (DRAIN_ENDS_S if program.drain_s else 0) for program in programs.values())
     assert slowest + programs["valkey"].stop_s < daemon._STOP_TIMEOUT_S < 600

@@ -22,6 +22,7 @@ NEEDS = {
     "publish": {POSTGRES, REDIS, PEPPER, *S3, SIGNING},
     "web": {POSTGRES, REDIS, PEPPER, *S3, NOTIFICATIONS, WEBHOOKS},
     "worker": {POSTGRES, REDIS, PEPPER, *S3, SIGNING},
+    "fleet": {POSTGRES, REDIS},
     "billing": {POSTGRES, REDIS, NOTIFICATIONS, SMTP, STRIPE_KEY},
     "gateway": {REDIS, PEPPER, SALT, ENGINE},
     "replica": {REDIS, *S3, ENGINE},

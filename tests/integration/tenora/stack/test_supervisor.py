@@ -266,3 +266,13 @@ def test_a_program_that_drains_already_is_not_asked_again_when_all_stop(run_fold
     assert asked == [pids["two"], pids["one"]]
     supervisor._request_stop(signal.SIGTERM, None)
     wait_until(lambda: not Path(f"/proc/{pids['two']}").exists(), timeout_s=10, what="the end")
+
+
+def test_a_program_that_drains_for_long_gets_a_second_signal_when_all_stop(run_folder, supervised, tmp_path, asked):
+    one = replace(patient(tmp_path, "one", signals=2), stop_s=0.2, drain_s=600)
+    supervisor = supervised(one)
+    wait_until(is_in_state(run_folder, "one", "ready"))
+    pid = state(run_folder)["one"]["pid"]
+    supervisor._request_stop(signal.SIGTERM, None)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), timeout_s=10, what="the end")
+    assert asked == [pid, pid]

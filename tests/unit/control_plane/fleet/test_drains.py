@@ -9,8 +9,8 @@ from core import clock
 
 def replica(name: str, rank_max: int = 16, *, state="ready", base_model="m", draining: bool = False) -> ReplicaView:
     return ReplicaView(
-        id=name, boot_id="boot_1", node="", copy="", base_model=base_model, state=state, reason=None,
-        drain_requested=draining, block_tokens=32,
+        id=name, boot_id="boot_1", node="", copy="", pool="", revision="", base_model=base_model, state=state,
+        reason=None, drain_requested=draining, block_tokens=32,
         pages_total=1, pages_free=1, slots=1, rank_max=rank_max, memory_adapters=1, residency_version=1,
         counted_tokens=0, running_requests=0, waiting_requests=0, url="http://x", heartbeat_at=clock.now(),
     )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Wire types of the pools room."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+
+from core import fields
+from core.fields import about
+
+PoolName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}(?!\n)$"), about("Name of the pool.")]
+_Replicas = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+_Min = Annotated[_Replicas, about("Fewest replicas.")]
+_Max = Annotated[_Replicas, about("Most replicas.")]
+_Hardware = Annotated[
+    str,
+    msgspec.Meta(max_length=100, pattern=r"^[^\x00-\x1f\x7f]*(?!\n)$", description="Machines that it runs on."),
+]
+_Number = Annotated[int, msgspec.Meta(ge=1, le=1_000_000, description="Number of a revision of the pool.")]
+_Weights = Annotated[
+    str,
+    msgspec.Meta(pattern=r"^[0-9a-f]{64}(?!\n)$", description="Digest that `tenora base-models push` prints."),
+]
+_Engine = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1, max_length=100, pattern=r"^[!-~]+( [!-~]+)*(?!\n)$",
+        description="Engine with its version and device, such as vllm 0.32.0 gpu.",
+    ),
+]  # fmt: skip
+_Settings = about("Settings of the engine by name, such as engine_slots.")
+
+
+class NewPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A pool. Its base model and its rank class never change."""
+
+    name: PoolName
+    base_model: Annotated[str, fields.BASE_MODEL]
+    rank_max: Annotated[int, fields.LARGEST_RANK] = 16
+    hardware: _Hardware = ""
+    replicas_min: _Min = 1
+    replicas_max: _Max = 1
+
+
+class PoolPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Changes to a pool. An omitted field keeps its value."""
+
+    hardware: _Hardware | msgspec.UnsetType = msgspec.UNSET
+    replicas_min: _Min | msgspec.UnsetType = msgspec.UNSET
+    replicas_max: _Max | msgspec.UnsetType = msgspec.UNSET
+
+
+class NewPoolRevision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What changes from the pool's newest revision to the new one. The first revision needs weights and engine; its
+    other settings are the defaults.
+    """
+
+    weights: _Weights | msgspec.UnsetType = msgspec.UNSET
+    engine: _Engine | msgspec.UnsetType = msgspec.UNSET
+    settings: Annotated[dict[str, Any], _Settings] = {}
+
+
+class PoolRevisionChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The revision that the pool's replicas must run."""
+
+    revision: _Number
+
+
+class PoolReplicas(msgspec.Struct, frozen=True, kw_only=True):
+    """How many replicas of a pool are in one state."""
+
+    revision: Annotated[int | None, about("Revision that they run; null for one that the pool does not have.")]
+    state: Annotated[str, about("State of the replicas.")]
+    count: Annotated[int, about("Number of the replicas.")]
+
+
+class PoolView(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool, and the replicas that say that they belong to it."""
+
+    name: Annotated[str, fields.NAME]
+    base_model: Annotated[str, fields.BASE_MODEL]
+    rank_max: Annotated[int, fields.LARGEST_RANK]
+    hardware: Annotated[str, about("Machines that it runs on.")]
+    replicas_min: Annotated[int, about("Fewest replicas.")]
+    replicas_max: Annotated[int, about("Most replicas.")]
+    revision: Annotated[int | None, about("Number of the revision in force; null before the first.")]
+    replicas: Annotated[tuple[PoolReplicas, ...], about("Live replicas, by revision and state.")]
+    created_at: Annotated[datetime, fields.CREATED_AT]
+
+
+class PoolRevisionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A revision, which never changes. ``environment`` are the variables of a replica that runs it."""
+
+    pool: Annotated[str, about("Name of the pool.")]
+    number: Annotated[int, about("Number of the revision.")]
+    digest: Annotated[str, about("Digest of all that a replica of the revision runs.")]
+    weights: Annotated[str, about("Digest of the base model's weights.")]
+    engine: Annotated[str, about("Engine with its version and device.")]
+    settings: Annotated[dict[str, int | str], _Settings]
+    environment: Annotated[dict[str, str], about("Variables that a replica of the revision needs beside its secrets.")]
+    created_by: Annotated[str, about("Id of the key that added it.")]
+    created_at: Annotated[datetime, fields.CREATED_AT]

@@ -1,0 +1,149 @@
+"""`tenora pools`: named sets of replicas, and the revisions that say what they run.
+
+As in ``tenora.cli``, a command imports what it needs when it runs.
+"""
+
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import click
+
+from tenora.command_line import json_option, show
+from tenora.control_access import Access, key_option, url_option, with_admin
+
+if TYPE_CHECKING:
+    from tenora.control_client import ControlPlaneClient
+
+_POOLS: Final = "/api/v1/admin/pools"
+
+
+@click.group()
+@key_option
+@url_option
+@click.pass_context
+def pools(context: click.Context, *, key: str | None, control_url: str | None) -> None:
+    """Make pools of replicas, and say what their replicas run."""
+    context.obj = (key, control_url)
+
+
+@pools.command("list")
+@json_option
+@click.pass_obj
+def list_pools(access: Access) -> None:
+    """List all pools with their replicas by revision and state."""
+
+    def read(client: "ControlPlaneClient") -> None:
+        found = client.call("GET", _POOLS).json()
+        show(found, lambda: click.echo("\n".join(map(_line, found["data"])) or "no pools"))
+
+    with_admin(access, read)
+
+
+@pools.command()
+@click.argument("pool")
+@click.option("--base-model", required=True, help="Id of the base model.")
+@click.option("--rank-max", type=int, default=16, show_default=True, help="Largest LoRA rank that it serves.")
+@click.option("--hardware", default="", help="Machines that it runs on, for people.")
+@click.option("--replicas", default="1-1", show_default=True, metavar="MIN-MAX", help="How many replicas it may have.")
+@json_option
+@click.pass_obj
+def create(access: Access, pool: str, *, base_model: str, rank_max: int, hardware: str, replicas: str) -> None:
+    """Create a pool. It has no replicas before its first revision is in force."""
+    least, _, most = replicas.partition("-")
+    if not (least.isdecimal() and most.isdecimal()):
+        raise click.BadParameter("write two numbers, such as 1-3", param_hint="--replicas")
+    body = {
+        "name": pool, "base_model": base_model, "rank_max": rank_max, "hardware": hardware,
+        "replicas_min": int(least), "replicas_max": int(most),
+    }  # fmt: skip
+    _send(access, "POST", _POOLS, body, _line)
+
+
+@pools.command()
+@click.argument("pool")
+@click.option("--weights", help="Digest that `tenora base-models push` printed.")
+@click.option("--engine", help='Engine with its version and device, such as "vllm 0.32.0 gpu".')
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, such as engine_slots=16.")
+@json_option
+@click.pass_obj
+def revise(access: Access, pool: str, *, weights: str | None, engine: str | None, settings: tuple[str, ...]) -> None:
+    """Add a revision: the newest one with these changes. `use` puts it in force."""
+    body: dict[str, Any] = {name: value for name, value in (("weights", weights), ("engine", engine)) if value}
+    body["settings"] = dict(map(_setting, settings))
+    _send(access, "POST", f"{_path(pool)}/revisions", body, _revision_line)
+
+
+@pools.command()
+@click.argument("pool")
+@json_option
+@click.pass_obj
+def revisions(access: Access, pool: str) -> None:
+    """List a pool's revisions, the newest first."""
+
+    def read(client: "ControlPlaneClient") -> None:
+        found = client.items(f"{_path(pool)}/revisions")
+        show({"data": found}, lambda: click.echo("\n".join(map(_revision_line, found)) or "no revisions"))
+
+    with_admin(access, read)
+
+
+@pools.command()
+@click.argument("pool")
+@click.argument("revision", type=int)
+@json_option
+@click.pass_obj
+def use(access: Access, pool: str, revision: int) -> None:
+    """Put a REVISION in force, also an older one: the pool's replicas are replaced one by one."""
+    _send(access, "PUT", f"{_path(pool)}/revision", {"revision": revision}, _line)
+
+
+@pools.command()
+@click.argument("pool")
+@click.option("--revision", type=int, help="By default the one in force.")
+@json_option
+@click.pass_obj
+def env(access: Access, pool: str, *, revision: int | None) -> None:
+    """Print the variables of a replica of the pool, beside the secrets and addresses of its machine."""
+
+    def read(client: "ControlPlaneClient") -> None:
+        number = revision or client.call("GET", _path(pool)).json()["revision"]
+        found = next((each for each in client.items(f"{_path(pool)}/revisions") if each["number"] == number), None)
+        if found is None:
+            raise click.ClickException(f"the pool {pool} has no revision {number}; see `tenora pools revisions {pool}`")
+        variables = found["environment"]
+        show(variables, lambda: click.echo("\n".join(f"{name}={value}" for name, value in variables.items())))
+
+    with_admin(access, read)
+
+
+def _path(pool: str) -> str:
+    return f"{_POOLS}/{quote(pool, safe='')}"
+
+
+def _setting(given: str) -> tuple[str, int | str]:
+    name, separator, value = given.partition("=")
+    if not separator:
+        raise click.BadParameter("write a name and a value, such as engine_slots=16", param_hint="--set")
+    return name, int(value) if value.isdecimal() else value
+
+
+def _line(pool: dict[str, Any]) -> str:
+    replicas = ", ".join(f"{each['count']} {each['state']} on {each['revision']}" for each in pool["replicas"])
+    return (
+        f"{pool['name']}  {pool['base_model']}  rank {pool['rank_max']}  "
+        f"{pool['replicas_min']}-{pool['replicas_max']} replicas  revision {pool['revision']}  "
+        f"{replicas or 'no live replicas'}"
+    )
+
+
+def _revision_line(revision: dict[str, Any]) -> str:
+    settings = " ".join(f"{name}={value}" for name, value in revision["settings"].items())
+    return f"{revision['number']}  {revision['digest']}  {revision['engine']}  {settings}"
+
+
+def _send(access: Access, method: str, path: str, body: Any, line: Any) -> None:
+    def send(client: "ControlPlaneClient") -> None:
+        answer = client.call(method, path, body).json()
+        show(answer, lambda: click.echo(line(answer)))
+
+    with_admin(access, send)

@@ -1,0 +1,120 @@
+"""Two base models serve at once on one machine: the second is made from the first and stored by its digest. The
+platform runs the replicas of its pool, and moves them to another revision under streams.
+"""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from adapters.base_model_spec import describe
+from data_plane.engine.plugin import installed_engine
+from tenora.demo.control import ControlPlane
+from tenora.stack.base_model import HUB_NAME, MODEL_ID
+from tenora.training.shrink import LABEL, shrink
+from tests.conftest import wait_until
+from tests.fixtures.uploads.peft_adapters import write_adapter
+
+pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(900)]
+
+SMALL, SMALL_HUB_NAME, POOL = "smollm2-small", "tests/small", "small"
+NEVER_ENDS = {"0": -100, "2": -100}
+TOKENS = 200
+START_S = 120
+
+
+def tenora(platform, *arguments: str) -> str:
+    ran = platform.run(*arguments)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def replicas(platform) -> list[dict]:
+    """The pool's replicas by revision and state."""
+    with platform.admin() as admin:
+        (pool,) = admin.get("/api/v1/admin/pools").raise_for_status().json()["data"]
+    return pool["replicas"]
+
+
+def one_of(revision: int) -> list[dict]:
+    return [{"revision": revision, "state": "ready", "count": 1}]
+
+
+@pytest.fixture(scope="module")
+def small(checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    shrink(checkpoint, folder, layers=6, steps=2, seed=1, progress=lambda _step, _steps, _loss: None)
+    assert json.loads((folder / "config.json").read_text())[LABEL] == f"{checkpoint.name}, 6 layers of 30"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pool(platform, small):
+    """A pool with one replica, which knows its base model by its digest alone."""
+    tenora(platform, "base-models", "add", str(small), "--id", SMALL, "--hub-name", SMALL_HUB_NAME)
+    digest = tenora(platform, "base-models", "push", str(small)).strip()
+    device, version = installed_engine()
+    tenora(platform, "pools", "create", POOL, "--base-model", SMALL)
+    tenora(platform, "pools", "revise", POOL, "--weights", digest, "--engine", f"vllm {version} {device}")
+    tenora(platform, "pools", "use", POOL, "1")
+    wait_until(lambda: replicas(platform) == one_of(1), timeout_s=START_S, what="a replica of the pool")
+
+
+@pytest.fixture(scope="module")
+def sdk(platform, pool, checkpoint, small, tmp_path_factory):
+    """A client of a tenant with an adapter of each base model."""
+    _, key = platform.new_tenant("both")
+    now, work = platform.status(), tmp_path_factory.mktemp("adapters")
+    with ControlPlane(now["control_url"], key) as control:
+        for name, folder, base, hub_name in (
+            ("large-voice", checkpoint, MODEL_ID, HUB_NAME),
+            ("small-voice", small, SMALL, SMALL_HUB_NAME),
+        ):
+            spec = describe(folder, id=base, hub_name=hub_name)
+            control.upload_adapter(name, base, write_adapter(work / name, spec, rank=8, seed=5, scale=0.1))
+    with openai.OpenAI(base_url=f"{now['gateway_url']}/v1", api_key=key, max_retries=0, timeout=300) as client:
+        wait_until(lambda: {"large-voice", "small-voice"} <= {each.id for each in client.models.list()})
+        yield client
+
+
+def test_both_base_models_and_an_adapter_of_each_answer_at_once(platform, sdk, model):
+    parents = {each.id: each.parent for each in sdk.models.list()}
+    assert (parents["large-voice"], parents["small-voice"]) == (model, SMALL)
+    answers = {
+        name: sdk.completions.create(model=name, prompt="The sea is", max_tokens=8, temperature=0).choices[0].text
+        for name in (model, SMALL, "large-voice", "small-voice")
+    }
+    assert len(set(answers.values())) == 4, answers
+
+
+def test_a_pool_moves_to_another_revision_and_back_without_breaking_a_stream(platform, sdk):
+    tenora(platform, "pools", "revise", POOL, "--set", "engine_sequences=32")
+    ended, whole = threading.Event(), []
+
+    def follow_streams() -> None:
+        while not ended.is_set():
+            chunks = list(
+                sdk.completions.create(
+                    model="small-voice", prompt="The sea", max_tokens=TOKENS, stream=True, logit_bias=NEVER_ENDS
+                )
+            )
+            whole.append(chunks[-1].choices[0].finish_reason == "length")
+
+    with ThreadPoolExecutor(3) as callers:
+        following = [callers.submit(follow_streams) for _ in range(3)]
+        try:
+            for revision in (2, 1):
+                tenora(platform, "pools", "use", POOL, str(revision))
+                wait_until(
+                    lambda revision=revision: replicas(platform) == one_of(revision),
+                    timeout_s=START_S, what=f"revision {revision} alone",
+                )  # fmt: skip
+        finally:
+            ended.set()
+        for each in following:
+            each.result(60)
+    assert len(whole) > 6
+    assert all(whole)
+    assert platform.reconcile_when_settled()["unexplained_drift_tokens"] == 0
