@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 from sqlmodel import Session, select
 
-from control_plane.publishing import outbox, snapshot_store
+from control_plane.publishing import outbox, outbox_relay, snapshot_store
 from control_plane.publishing.models import OutboxChange
 from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.publishing.projection import Projection, published
@@ -283,8 +283,7 @@ def test_a_rebuild_is_never_seen_half_done(engine, redis, redis_settings):
 def test_a_rebuild_waits_for_a_running_relay_until_a_timeout(engine, redis):
     from core.errors import Unavailable
 
-    relay = OutboxRelay(engine, redis, _projections(), SIGNER)
-    with relay._exclusive() as held:
+    with db.exclusively(engine, outbox_relay._ADVISORY_LOCK) as held:
         assert held
         with pytest.raises(Unavailable, match="publishing"):
             OutboxRelay(engine, redis, _projections(), SIGNER).rebuild("asked", wait_s=0.2)
