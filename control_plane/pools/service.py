@@ -210,7 +210,9 @@ def _newest(session: Session, pool: str) -> PoolRevisionRow | None:
 
 
 def _view(session: Session, pool: PoolRow, replicas: Sequence[ReplicaStatus]) -> PoolView:
-    mine = [each for each in replicas if each.pool == pool.name]
+    in_time = sorted(replicas, key=lambda each: each.heartbeat_ms)
+    # A copy that fails and starts again has a new id each time, and its old reports stay for a minute.
+    mine = {each.copy or each.id: each for each in in_time if each.pool == pool.name}.values()
     digests = {each.revision for each in mine}
     found = select(PoolRevisionRow.digest, PoolRevisionRow.number).where(
         PoolRevisionRow.pool == pool.name, col(PoolRevisionRow.digest).in_(digests)

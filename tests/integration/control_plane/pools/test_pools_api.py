@@ -50,6 +50,9 @@ def test_a_pool_shows_what_its_replicas_run_and_goes_back_by_naming_an_older_rev
     for digest, state in ((digests[0], "ready"), (digests[0], "ready"), (digests[1], "failed"), ("unknown", "ready")):
         beat(redis, base.id, pool="chat", revision=digest, state=state)
     beat(redis, base.id, pool="another", revision=digests[0])
+    for state in ("failed", "starting"):  # one copy, which was started again
+        at_ms = {"failed": 1, "starting": 2}[state]
+        beat(redis, base.id, pool="chat", revision=digests[1], copy="chat-2-1", state=state, heartbeat_ms=at_ms)
     for number in (2, 1):
         used = api.admin.put(f"{ROOT}/chat/revision", json={"revision": number})
         assert (used.status_code, used.json()["revision"]) == (200, number), used.text
@@ -57,6 +60,7 @@ def test_a_pool_shows_what_its_replicas_run_and_goes_back_by_naming_an_older_rev
         {"revision": None, "state": "ready", "count": 1},
         {"revision": 1, "state": "ready", "count": 2},
         {"revision": 2, "state": "failed", "count": 1},
+        {"revision": 2, "state": "starting", "count": 1},
     ]
     assert [each["revision"] for each in api.admin.get(ROOT).json()["data"]] == [1]
 
