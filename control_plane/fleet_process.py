@@ -10,7 +10,7 @@ from core import db
 from core.loops import Loop
 from core.settings import PostgresSettings, RedisSettings
 
-_ROUND_S = 1.0
+_ROUND_S = 2.0
 _LOOK_S = 5.0  # its loop waits for time alone; this only notices a Postgres that does not answer
 _STOP_S = 10.0
 _TIMEOUT_S = 5.0

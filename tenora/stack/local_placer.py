@@ -17,7 +17,7 @@ import structlog
 from core import redis_keys
 from core.contracts.fleet import WantedPool
 
-_PERIOD_S: Final = 1.0
+_PERIOD_S: Final = 2.0
 _TIMEOUT_S: Final = 2.0
 _log: Final = structlog.get_logger()
 
