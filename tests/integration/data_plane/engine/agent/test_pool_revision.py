@@ -36,12 +36,12 @@ def revision(checkpoint) -> PoolRevision:
 
 
 @contextlib.contextmanager
-def replica(redis_url, folder, **settings) -> Iterator[AgentHarness]:
+def replica(redis_url, folder, *, ends=False, **settings) -> Iterator[AgentHarness]:
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
         publisher = Publisher(client, processes.PEPPER)
         publisher.base_model()
-        with processes.agent(folder, redis_url, REPLICA, **{"pool": "chat", **settings}) as agent:
+        with processes.agent(folder, redis_url, REPLICA, ends=ends, **{"pool": "chat", **settings}) as agent:
             yield AgentHarness(client, publisher, agent)
 
 
@@ -63,9 +63,8 @@ def test_a_replica_that_would_run_anything_else_fails(redis_server, tmp_path, ch
     if differs == "weights":
         (checkpoint / "model.safetensors").write_bytes(b"other weights")
     slots = 5 if differs == "setting" else 4
-    with replica(
-        redis_server, tmp_path, model_path=checkpoint, pool_revision=revision.digest, engine_slots=slots
-    ) as harness:
+    chosen = {"model_path": checkpoint, "pool_revision": revision.digest, "engine_slots": slots}
+    with replica(redis_server, tmp_path, ends=True, **chosen) as harness:
         status = becomes(harness, "failed")
         assert status.reason.startswith("revision_mismatch")
         assert (status.revision, f"'engine_slots': {slots}" in status.reason) == (revision.digest, True)
@@ -84,5 +83,6 @@ def test_a_replica_downloads_its_weights_by_their_digest(redis_server, s3_settin
     with replica(redis_server, tmp_path, pool_revision=revision.digest, **chosen, **where) as harness:
         becomes(harness, "ready")
         assert read_weights(tmp_path / "models" / revision.weights).digest == revision.weights
-    with replica(redis_server, tmp_path, **{**chosen, "model_digest": "0" * 64}, pool=None, **where) as harness:
+    unknown = {**chosen, "model_digest": "0" * 64, "pool": None, **where}
+    with replica(redis_server, tmp_path, ends=True, **unknown) as harness:
         assert "tenora base-models push" in becomes(harness, "failed").reason
