@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from adapters.cache.cache_folder import make_durable
 from adapters.cache.file_locks import LockTimeout, locked
 from adapters.manifest import StoredFile, is_digest, sha256_of
 from adapters.object_store.download_progress import Download
@@ -158,21 +159,20 @@ class WeightCache:
                 f"there are no base weights {digest} in the object store; send them with `tenora base-models push`"
             ) from error
         download.total_bytes = wanted.size_bytes
+        missing = [file for file in wanted.files if not _is_same(incoming / file.path, file)]  # not all, if it resumes
         with locked(self._root / _EVICTING, timeout_s=_LOCK_TIMEOUT_S, stop=download.stop):
             self._evict_for(wanted.size_bytes, digest)
-            for file in wanted.files:  # their size counts from now on
+            for file in missing:  # their size counts from now on
                 with (incoming / file.path).open("ab") as out:
                     out.truncate(file.size_bytes)
-        for file in wanted.files:
-            if not _is_same(incoming / file.path, file):  # it is after an interruption
-                store.download(digest, file, incoming / file.path, download)
-            _sync(incoming / file.path)
+        for file in missing:
+            store.download(digest, file, incoming / file.path, download)
         (incoming / _VERIFIED).write_bytes(msgspec.json.encode(_marks(incoming)))
-        _sync(incoming / _VERIFIED)
-        _sync(incoming)
+        for path in (*incoming.iterdir(), incoming):  # after a power cut, what is marked as verified is there
+            make_durable(path)
         shutil.rmtree(folder, ignore_errors=True)
         incoming.rename(folder)
-        _sync(self._root)
+        make_durable(self._root)
 
     def _evict_for(self, needed_bytes: int, digest: str) -> None:
         """Remove unfinished downloads of dead processes, and the weights that were unused for longest until these fit
@@ -214,15 +214,6 @@ def _disk_errors(digest: str, root: Path) -> Iterator[None]:
             f"{root}, more space, or repair its disk",
             code="model_cache_failed",
         ) from error
-
-
-def _sync(path: Path) -> None:
-    """Make a file or the names in a folder durable: after a power cut, what is marked as verified is there."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_same(path: Path, file: StoredFile) -> bool:

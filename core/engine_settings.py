@@ -3,11 +3,11 @@
 Where an engine listens and how its agent watches it are not among them.
 """
 
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator
 
-VLLM_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+from core.rank_classes import VLLM_RANKS
 
 
 class EngineSettings(BaseModel, frozen=True):

@@ -7,6 +7,9 @@ from typing import Final
 
 import msgspec
 
+ONE_LINE: Final = r"^[^\x00-\x1f\x7f]+(?!\n)$"
+ONE_LINE_OR_EMPTY: Final = r"^[^\x00-\x1f\x7f]*(?!\n)$"
+
 
 def about(description: str) -> msgspec.Meta:
     """What a field means, as its metadata. The unit belongs to it."""

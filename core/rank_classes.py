@@ -3,6 +3,10 @@ load; an adapter belongs to the smallest class that fits, because a LoRA slot's 
 """
 
 from collections.abc import Iterable
+from typing import Final
+
+VLLM_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The rank classes that vLLM 0.32 allows (``MaxLoRARanks``)."""
 
 
 def fits(rank: int, rank_class: int) -> bool:

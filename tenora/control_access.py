@@ -1,9 +1,11 @@
 """The options by which a command finds its control plane and its key, and the client that they give."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
+
+from tenora.command_line import show
 
 if TYPE_CHECKING:
     from tenora.control_client import ControlPlaneClient
@@ -46,3 +48,13 @@ def with_client(access: Access, work: "Callable[[ControlPlaneClient], None]", *,
         raise click.ClickException(no_key)
     with ControlPlaneClient(control_url or command.control_url(), key) as client:
         work(client)
+
+
+def send(access: Access, method: str, path: str, body: object, line: Callable[[Any], str]) -> None:
+    """Make one change as an admin. Its answer is shown as the text that ``line`` makes of it, or as JSON."""
+
+    def call(client: "ControlPlaneClient") -> None:
+        answer = client.call(method, path, body).json()
+        show(answer, lambda: click.echo(line(answer)))
+
+    with_admin(access, call)

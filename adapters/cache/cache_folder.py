@@ -110,7 +110,7 @@ class CacheFolder:
         """Turn a verified download into the adapter. A damaged adapter is repaired file by file, because an engine may
         be reading the folder: at no instant is a file missing.
         """
-        _sync(incoming)
+        make_durable(incoming)
         target = self.path(digest)
         if target.is_dir() and not target.is_symlink():
             for file in sorted(incoming.iterdir(), key=lambda path: path.name == MANIFEST_FILE):
@@ -121,7 +121,7 @@ class CacheFolder:
         else:
             target.unlink(missing_ok=True)
             incoming.rename(target)
-        _sync(self.root)
+        make_durable(self.root)
 
     def touch(self, digest: str) -> None:
         """Record a use: the folder's modification time survives restarts."""
@@ -198,9 +198,9 @@ def _measure(folder: Path) -> CachedAdapter:
     return CachedAdapter(digest=folder.name, size_bytes=size_bytes, used_at_ns=used_at_ns)
 
 
-def _sync(folder: Path) -> None:
-    """Make written names durable, so that a power cut leaves no half-named adapter."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def make_durable(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk: a power cut leaves no half-named adapter."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -42,7 +42,7 @@ class NewDiscount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     storage, pins and cold loads), fees, or all of them.
     """
 
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$"), fields.NAME]
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=fields.ONE_LINE), fields.NAME]
     percent_hundredths: Annotated[Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None, fields.PERCENT_HUNDREDTHS] = (
         None
     )

@@ -16,8 +16,8 @@ Country = Annotated[
         extra_json_schema={"enum": sorted(COUNTRIES)},
     ),
 ]
-LegalName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
-PrintedText = Annotated[str, msgspec.Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*(?!\n)$")]
+LegalName = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=fields.ONE_LINE)]
+PrintedText = Annotated[str, msgspec.Meta(max_length=200, pattern=fields.ONE_LINE_OR_EMPTY)]
 PrintedLines = Annotated[tuple[PrintedText, ...], msgspec.Meta(max_length=8)]
 VatId = Annotated[str, msgspec.Meta(max_length=20, pattern="^[A-Za-z0-9 .+*-]*(?!\n)$")]
 Email = Annotated[str, msgspec.Meta(max_length=254, extra_json_schema={"format": "email"})]

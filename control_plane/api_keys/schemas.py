@@ -14,7 +14,7 @@ Scope = Literal[
     "inference", "adapters:read", "adapters:write", "usage:read", "billing:read", "billing:write", "keys:write",
     "notifications:write", "audit:read",
 ]  # fmt: skip
-Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
+Label = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=fields.ONE_LINE)]
 
 
 if TYPE_CHECKING:

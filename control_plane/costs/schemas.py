@@ -19,7 +19,7 @@ RankMax = Annotated[int, msgspec.Meta(ge=1, le=512)]
 RateNanos = Annotated[int, msgspec.Meta(ge=0, le=_RATE_NANOS_MAX)]
 MtokNanos = Annotated[int, msgspec.Meta(ge=0, le=_MTOK_NANOS_MAX)]
 CurrencyCode = Annotated[str, msgspec.Meta(pattern=r"^[a-z]{3}(?!\n)$")]
-SourceText = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
+SourceText = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=fields.ONE_LINE)]
 
 
 class NewPoolRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -65,7 +65,7 @@ class NewCordon(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """A cordon. ``force`` also takes the last ready replicas that serve a base model or a rank class."""
 
     reason: Annotated[
-        Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")],
+        Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=fields.ONE_LINE)],
         about("Why, for the next operator."),
     ]
     force: Annotated[bool, about("Whether to do it although nothing else serves what they serve.")] = False

@@ -15,7 +15,7 @@ from core.fields import about
 
 Cents = Annotated[int, msgspec.Meta(ge=1, le=100_000_000_000)]
 Reference = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern="^[!-~]+(?!\n)$")]
-TaxName = Annotated[str, msgspec.Meta(min_length=1, max_length=40, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
+TaxName = Annotated[str, msgspec.Meta(min_length=1, max_length=40, pattern=fields.ONE_LINE)]
 RatePpm = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 PlainId = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern="^[a-z0-9_]+(?!\n)$")]
 

@@ -14,7 +14,7 @@ _Min = Annotated[_Replicas, about("Fewest replicas.")]
 _Max = Annotated[_Replicas, about("Most replicas.")]
 _Hardware = Annotated[
     str,
-    msgspec.Meta(max_length=100, pattern=r"^[^\x00-\x1f\x7f]*(?!\n)$", description="Machines that it runs on."),
+    msgspec.Meta(max_length=100, pattern=fields.ONE_LINE_OR_EMPTY, description="Machines that it runs on."),
 ]
 _Number = Annotated[int, msgspec.Meta(ge=1, le=1_000_000, description="Number of a revision of the pool.")]
 _Weights = Annotated[

@@ -29,8 +29,9 @@ from control_plane.pools.schemas import (
 from control_plane.registry import base_models
 from core.contracts.pool_revisions import PoolRevision, settings_of
 from core.contracts.replicas import ReplicaStatus
-from core.engine_settings import VLLM_RANKS, EngineSettings
+from core.engine_settings import EngineSettings
 from core.errors import Conflict, InvalidRequest, NotFound
+from core.rank_classes import VLLM_RANKS
 from core.struct_types import view_of
 
 _POOLS_MAX: Final = 1_000

@@ -22,12 +22,11 @@ from control_plane.pools.models import PoolRevisionRow, PoolRow
 from control_plane.pools.rollout import next_counts
 from control_plane.pools.service import environment_of
 from core import db, redis_keys
-from core.contracts.fleet import WantedPool, WantedRevision
+from core.contracts.fleet import WantedPool, WantedRevision, read_wanted
 
 _log: Final = structlog.get_logger()
 _SETTLE_S: Final = 5.0
 _LOCK: Final = 7_301_945_137  # any fixed number; one process decides at a time
-_wanted: Final = msgspec.json.Decoder(WantedPool)
 
 
 class FleetDecisions:
@@ -47,13 +46,15 @@ class FleetDecisions:
         return False
 
     def _decide(self) -> None:
-        before = cast("dict[bytes, bytes]", self._redis.hgetall(redis_keys.FLEET_WANTED))
-        ready = Counter(
-            (each.pool, each.revision) for each in fleet.published_statuses(self._redis) if each.state == "ready"
-        )
         with db.unit_of_work(self._engine) as session:
             pools = session.exec(select(PoolRow).where(col(PoolRow.revision).is_not(None))).all()
-            found = {pool.name: _next(session, pool, _read(before.get(pool.name.encode())), ready) for pool in pools}
+            if not pools:
+                return
+            before = cast("dict[bytes, bytes]", self._redis.hgetall(redis_keys.FLEET_WANTED))
+            ready = Counter(
+                (each.pool, each.revision) for each in fleet.published_statuses(self._redis) if each.state == "ready"
+            )
+            found = {pool.name: _next(session, pool, before.get(pool.name.encode()), ready) for pool in pools}
         now_s = time.monotonic()
         self._missing_since_s = {
             name: self._missing_since_s.get(name, now_s) for name in found if name.encode() not in before
@@ -82,10 +83,9 @@ class FleetDecisions:
         return written[-1]
 
 
-def _next(
-    session: Session, pool: PoolRow, before: WantedPool | None, ready: Mapping[tuple[str, str], int]
-) -> WantedPool:
+def _next(session: Session, pool: PoolRow, entry: bytes | None, ready: Mapping[tuple[str, str], int]) -> WantedPool:
     assert pool.revision is not None, "pools without a revision are not read"
+    before = None if entry is None else read_wanted(entry)
     rows = select(PoolRevisionRow).where(PoolRevisionRow.pool == pool.name)
     if before is not None:
         used = {pool.revision, *(each.number for each in before.revisions)}
@@ -107,12 +107,3 @@ def _next(
             for number, count in counts.items()
         ),
     )
-
-
-def _read(encoded: bytes | None) -> WantedPool | None:
-    """None for an entry that is missing or of an unknown form."""
-    try:
-        return None if encoded is None else _wanted.decode(encoded)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        _log.error("entry of a wanted pool unreadable", error=str(error))
-        return None

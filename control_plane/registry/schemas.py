@@ -15,7 +15,7 @@ Status = Literal["uploading", "validating", "ready", "rejected"]
 NAME: Final = re.compile("^[a-z0-9][a-z0-9-]{0,62}$")
 """Names of adapters and aliases."""
 
-RevisionId = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
+RevisionId = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=fields.ONE_LINE)]
 _Weight = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 1})]
 Weights = Annotated[dict[RevisionId, _Weight], msgspec.Meta(extra_json_schema={"minProperties": 1})]
 """Documented as ``registry/adapters/aliases.py`` checks it, whose refusals name the revision and the fix."""

@@ -11,9 +11,9 @@ from core import fields
 from core.contracts.grants import Limits
 from core.fields import about
 
-TenantName = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
+TenantName = Annotated[str, msgspec.Meta(min_length=1, max_length=120, pattern=fields.ONE_LINE)]
 PlanIdOrName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}(?!\n)$")]
-Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+(?!\n)$")]
+Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=fields.ONE_LINE)]
 TenantStatus = Literal["active", "suspended", "closed"]
 
 

@@ -5,6 +5,7 @@ what runs goes on.
 """
 
 import msgspec
+import structlog
 
 
 class WantedRevision(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,3 +23,12 @@ class WantedPool(msgspec.Struct, frozen=True, kw_only=True):
 
     pool: str
     revisions: tuple[WantedRevision, ...]
+
+
+def read_wanted(encoded: bytes) -> WantedPool | None:
+    """An entry as Redis has it; None, which is logged, for one that only a newer version understands."""
+    try:
+        return msgspec.json.decode(encoded, type=WantedPool)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        structlog.get_logger().error("entry of a wanted pool unreadable", error=str(error))
+        return None

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from core.rank_classes import VLLM_RANKS
 from tenora.command_line import json_option, show
 from tenora.control_access import Access, key_option, url_option, with_admin
 
 if TYPE_CHECKING:
     from core.settings import S3Settings
 
-_RANKS: Final = ("1", "8", "16", "32", "64", "128", "256", "320", "512")  # what vLLM 0.32 allows (``MaxLoRARanks``)
 _REPLICA_NAME: Final = re.compile(r"[^a-z0-9]+")
 
 
@@ -49,7 +49,7 @@ def list_base_models(access: Access) -> None:
 @click.option("--id", "model_id", required=True, help="Id that callers use: lower-case letters, digits and . _ -")
 @click.option("--hub-name", help="Its name on the Hub, ORG/MODEL, which adapters name; by default as config.json says.")
 @click.option("--context-tokens", type=click.IntRange(64), help="Longest prompt plus output that its replicas serve.")
-@click.option("--rank-max", type=click.Choice(_RANKS), help="Largest LoRA rank that its replicas serve.")
+@click.option("--rank-max", type=click.Choice(list(map(str, VLLM_RANKS))), help="Largest rank that its replicas serve.")
 @json_option
 @click.pass_obj
 def add_base_model(

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from tenora.command_line import json_option, show
-from tenora.control_access import Access, key_option, url_option, with_admin
+from tenora.control_access import Access, key_option, send, url_option, with_admin
 
 if TYPE_CHECKING:
     from tenora.control_client import ControlPlaneClient
@@ -67,7 +67,8 @@ def lines_of(replicas: list[dict[str, Any]], cordons: list[dict[str, Any]]) -> l
 @click.pass_obj
 def drain(access: Access, replica_id: str, *, force: bool) -> None:
     """Let a replica finish its requests and get no new ones, until it restarts or `undrain`."""
-    _change(access, "POST", f"{_REPLICAS}/{quote(replica_id, safe='')}/drain", {"force": force}, f"{replica_id} drains")
+    path = f"{_REPLICAS}/{quote(replica_id, safe='')}/drain"
+    send(access, "POST", path, {"force": force}, lambda _: f"{replica_id} drains")
 
 
 @fleet.command()
@@ -76,9 +77,8 @@ def drain(access: Access, replica_id: str, *, force: bool) -> None:
 @click.pass_obj
 def undrain(access: Access, replica_id: str) -> None:
     """Let a drained replica get requests again."""
-    _change(
-        access, "DELETE", f"{_REPLICAS}/{quote(replica_id, safe='')}/drain", None, f"{replica_id} gets requests again"
-    )
+    path = f"{_REPLICAS}/{quote(replica_id, safe='')}/drain"
+    send(access, "DELETE", path, None, lambda _: f"{replica_id} gets requests again")
 
 
 @fleet.command()
@@ -91,7 +91,7 @@ def undrain(access: Access, replica_id: str) -> None:
 def cordon(access: Access, kind: str, name: str, *, reason: str, force: bool) -> None:
     """Keep requests from a replica or from all replicas of a node, also after restarts, until `uncordon`."""
     body = {"reason": reason, "force": force}
-    _change(access, "PUT", f"{_CORDONS}/{kind}/{quote(name, safe='')}", body, f"{kind} {name} is cordoned")
+    send(access, "PUT", f"{_CORDONS}/{kind}/{quote(name, safe='')}", body, lambda _: f"{kind} {name} is cordoned")
 
 
 @fleet.command()
@@ -101,7 +101,8 @@ def cordon(access: Access, kind: str, name: str, *, reason: str, force: bool) ->
 @click.pass_obj
 def uncordon(access: Access, kind: str, name: str) -> None:
     """Let a replica or the replicas of a node get requests again."""
-    _change(access, "DELETE", f"{_CORDONS}/{kind}/{quote(name, safe='')}", None, f"{kind} {name} is no longer cordoned")
+    path = f"{_CORDONS}/{kind}/{quote(name, safe='')}"
+    send(access, "DELETE", path, None, lambda _: f"{kind} {name} is no longer cordoned")
 
 
 @fleet.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a number, and refused as one
@@ -132,11 +133,3 @@ def top(*, key: str | None, control_url: str | None, once: bool) -> None:
         run_top(client, None if control_url else gateway_metrics_ports(StackSettings()), once=once)
 
     with_admin((key, control_url), look)
-
-
-def _change(access: Access, method: str, path: str, body: Any, said: str) -> None:
-    def send(client: "ControlPlaneClient") -> None:
-        answer = client.call(method, path, body).json()
-        show(answer, lambda: click.echo(said))
-
-    with_admin(access, send)

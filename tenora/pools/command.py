@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from tenora.command_line import json_option, show
-from tenora.control_access import Access, key_option, url_option, with_admin
+from tenora.control_access import Access, key_option, send, url_option, with_admin
 
 if TYPE_CHECKING:
     from tenora.control_client import ControlPlaneClient
@@ -56,7 +56,7 @@ def create(access: Access, pool: str, *, base_model: str, rank_max: int, hardwar
         "name": pool, "base_model": base_model, "rank_max": rank_max, "hardware": hardware,
         "replicas_min": int(least), "replicas_max": int(most),
     }  # fmt: skip
-    _send(access, "POST", _POOLS, body, _line)
+    send(access, "POST", _POOLS, body, _line)
 
 
 @pools.command()
@@ -70,7 +70,7 @@ def revise(access: Access, pool: str, *, weights: str | None, engine: str | None
     """Add a revision: the newest one with these changes. `use` puts it in force."""
     body: dict[str, Any] = {name: value for name, value in (("weights", weights), ("engine", engine)) if value}
     body["settings"] = dict(map(_setting, settings))
-    _send(access, "POST", f"{_path(pool)}/revisions", body, _revision_line)
+    send(access, "POST", f"{_path(pool)}/revisions", body, _revision_line)
 
 
 @pools.command()
@@ -94,7 +94,7 @@ def revisions(access: Access, pool: str) -> None:
 @click.pass_obj
 def use(access: Access, pool: str, revision: int) -> None:
     """Put a REVISION in force, also an older one: the pool's replicas are replaced one by one."""
-    _send(access, "PUT", f"{_path(pool)}/revision", {"revision": revision}, _line)
+    send(access, "PUT", f"{_path(pool)}/revision", {"revision": revision}, _line)
 
 
 @pools.command()
@@ -139,11 +139,3 @@ def _line(pool: dict[str, Any]) -> str:
 def _revision_line(revision: dict[str, Any]) -> str:
     settings = " ".join(f"{name}={value}" for name, value in revision["settings"].items())
     return f"{revision['number']}  {revision['digest']}  {revision['engine']}  {settings}"
-
-
-def _send(access: Access, method: str, path: str, body: Any, line: Any) -> None:
-    def send(client: "ControlPlaneClient") -> None:
-        answer = client.call(method, path, body).json()
-        show(answer, lambda: click.echo(line(answer)))
-
-    with_admin(access, send)

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, cast
 
-import msgspec
 import structlog
 
 from core import redis_keys
-from core.contracts.fleet import WantedPool
+from core.contracts.fleet import WantedPool, read_wanted
 
 _PERIOD_S: Final = 2.0
 _TIMEOUT_S: Final = 2.0
@@ -89,13 +88,4 @@ class WantedPools:
                     found = cast("dict[bytes, bytes]", client.hgetall(redis_keys.FLEET_WANTED))
                 except (redis.RedisError, OSError):
                     continue  # Valkey starts or restarts
-                self._pools = self._pools | {pool.pool: pool for pool in map(_read, found.values()) if pool}
-
-
-def _read(encoded: bytes) -> WantedPool | None:
-    """None for an entry that only a newer version understands."""
-    try:
-        return msgspec.json.decode(encoded, type=WantedPool)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        _log.error("entry of a wanted pool unreadable", error=str(error))
-        return None
+                self._pools = self._pools | {pool.pool: pool for pool in map(read_wanted, found.values()) if pool}

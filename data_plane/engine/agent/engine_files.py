@@ -5,10 +5,8 @@ A replica without a revision starts with any files. Fails closed: with one, it s
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
-
-import structlog
 
 from adapters.base_weights import WeightCache, WeightStore, read_weights
 from adapters.object_store.download_progress import Download
@@ -20,9 +18,6 @@ from core.errors import Conflict
 from core.settings import S3Settings
 from data_plane.engine.settings import ReplicaSettings
 
-_log: Final = structlog.get_logger()
-_REPORT_INTERVAL_S: Final = 1.0
-
 
 class EngineFiles:
     """``close`` lets other replicas of this machine evict the files."""
@@ -31,8 +26,12 @@ class EngineFiles:
         self._settings = settings
         self._engine_name = engine_name
         self._held = contextlib.ExitStack()
-        self.revision = ""  # the digest of what runs, once ``prepare`` has checked it
-        self.doing = ""  # what ``prepare`` does at the moment
+        self._doing: Callable[[], str] = str
+
+    @property
+    def doing(self) -> str:
+        """What ``prepare`` does at the moment, for people."""
+        return self._doing()
 
     async def prepare(self) -> Path:
         """The folder of the checkpoint, downloaded if need be. Raises AppError, with the code ``revision_mismatch`` for
@@ -42,11 +41,11 @@ class EngineFiles:
         if settings.model_path is not None:
             folder, digest = settings.model_path, ""
             if settings.pool_revision:
-                self.doing = "it reads its base weights"
+                self._doing = lambda: "it reads its base weights"
                 digest = (await asyncio.to_thread(read_weights, folder)).digest
         else:
             folder, digest = await self._downloaded(settings.model_digest), settings.model_digest
-        self.doing = ""
+        self._doing = str
         if settings.pool_revision:
             self._require_revision(digest)
         return folder
@@ -58,19 +57,11 @@ class EngineFiles:
         cache, download = ModelCacheSettings(), Download(f"base weights {digest}").begin()
         files = WeightCache(cache.model_cache_dir, bytes_max=cache.model_cache_bytes)
         store = WeightStore(RevisionStore(Bucket(S3Settings(), StoreSettings())))
-        reporting = asyncio.create_task(self._report(download))
+        self._doing = lambda: _progress_of(download)
         try:
             return await asyncio.to_thread(self._held.enter_context, files.held(digest, store, download))
         finally:
             download.stop.set()  # when the agent stops, the thread must too
-            reporting.cancel()
-
-    async def _report(self, download: Download) -> None:
-        while True:
-            done, total = download.done_bytes >> 20, download.total_bytes
-            of_all = "" if total is None else f" of {total >> 20}"
-            self.doing = f"it gets its base weights: {done}{of_all} MiB"
-            await asyncio.sleep(_REPORT_INTERVAL_S)
 
     def _require_revision(self, weights: str) -> None:
         mine = PoolRevision(
@@ -79,12 +70,15 @@ class EngineFiles:
             engine=self._engine_name,
             settings=settings_of(self._settings),
         )
-        self.revision = mine.digest
-        if self.revision != self._settings.pool_revision:
-            _log.error("this replica would run another revision", runs=mine, digest=self.revision)
+        if mine.digest != self._settings.pool_revision:
             raise Conflict(
                 f"revision_mismatch: the pool's revision is {self._settings.pool_revision}, and this replica would run "
-                f"{self.revision}: {mine.engine}, weights {weights}, {mine.settings}. Give it the settings of the "
+                f"{mine.digest}: {mine.engine}, weights {weights}, {mine.settings}. Give it the settings of the "
                 "revision, or move the pool to this one",
                 code="revision_mismatch",
             )
+
+
+def _progress_of(download: Download) -> str:
+    of_all = "" if download.total_bytes is None else f" of {download.total_bytes >> 20}"
+    return f"it gets its base weights: {download.done_bytes >> 20}{of_all} MiB"

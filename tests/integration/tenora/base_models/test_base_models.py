@@ -7,17 +7,7 @@ from click.testing import CliRunner
 
 from adapters.base_weights import read_weights
 from tenora.cli import main
-from tests.fixtures.control_plane.api import control_settings, running_api
 from tests.unit.adapters.test_base_model_spec import write_checkpoint
-
-
-@pytest.fixture(scope="module")
-def api(module_postgres_settings, redis_server, s3_settings):
-    from core.settings import RedisSettings
-
-    settings = control_settings(module_postgres_settings, RedisSettings(redis_url=redis_server), s3_settings)
-    with running_api(settings) as running:
-        yield running
 
 
 @pytest.fixture

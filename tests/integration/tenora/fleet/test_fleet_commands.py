@@ -7,17 +7,8 @@ import redis as redis_client
 from click.testing import CliRunner
 
 from core import redis_keys
-from core.settings import RedisSettings
 from tenora.cli import main
-from tests.fixtures.control_plane.api import control_settings, running_api
 from tests.fixtures.control_plane.registry_rows import beat
-
-
-@pytest.fixture(scope="module")
-def api(module_postgres_settings, redis_server, s3_settings):
-    settings = control_settings(module_postgres_settings, RedisSettings(redis_url=redis_server), s3_settings)
-    with running_api(settings) as running:
-        yield running
 
 
 def document(ran) -> dict:

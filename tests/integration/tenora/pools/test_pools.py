@@ -5,20 +5,15 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from core.settings import RedisSettings
 from tenora.cli import main
-from tests.fixtures.control_plane.api import control_settings, running_api
 from tests.fixtures.uploads.peft_adapters import tiny_base
 
 WEIGHTS = "a" * 64
 
 
-@pytest.fixture(scope="module")
-def api(module_postgres_settings, redis_server, s3_settings):
-    settings = control_settings(module_postgres_settings, RedisSettings(redis_url=redis_server), s3_settings)
-    with running_api(settings) as running:
-        running.register(tiny_base()).raise_for_status()
-        yield running
+@pytest.fixture(scope="module", autouse=True)
+def base(api):
+    api.register(tiny_base()).raise_for_status()
 
 
 @pytest.fixture
