@@ -34,6 +34,7 @@ _SIMULATOR_KEY = "sk_test_stripe_simulator"
 _GATEWAY_DRAIN_S = 10
 _REPLICA_DRAIN_S = 610  # a request may run for 600 s
 REPLICA_STOP_S = 60  # with the whole stack; no program has longer
+_REPLICA_BACKOFF_MAX_S = 60  # a start takes a core from the replicas that serve
 _REPLICA_START_S = 2 * 3600  # with the download of a large model; the agent bounds the start of the engine
 _POSTGRES, _REDIS, _PEPPER = "TENORA_POSTGRES_DSN", "TENORA_REDIS_URL", "TENORA_KEY_PEPPER"
 _S3_KEY, _S3_SECRET = "TENORA_S3_ACCESS_KEY", "TENORA_S3_SECRET_KEY"
@@ -338,6 +339,7 @@ class Stack:
             after=tuple(replica.name for replica in replicas[:number] if replica.group == replicas[number].group),
             ready=lambda: has_started(metrics_port),
             ready_s=_REPLICA_START_S,
+            backoff_max_s=_REPLICA_BACKOFF_MAX_S,
             stop_s=REPLICA_STOP_S,
             drain_s=_REPLICA_DRAIN_S + DRAIN_ENDS_S,
         )

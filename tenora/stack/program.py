@@ -31,9 +31,9 @@ class Program:
     ``needs`` names the programs that must be ready before it starts, ``after`` those whose own start it waits for,
     because two starts at once would delay each other. ``stop_s`` is the time limit for a graceful stop. A program that
     drains has up to ``drain_s`` when it alone is stopped; when all are, a second signal ends its drain after
-    ``stop_s``. A program with ``once`` is a step: it is done when it exits with status 0, and it is not restarted.
-    ``unprivileged`` hides root from programs that refuse to run as root. The program inherits this process's
-    environment without ``withheld``; ``env`` comes on top.
+    ``stop_s``. A program that ends starts again after a pause of up to ``backoff_max_s``. A program with ``once`` is a
+    step: it is done when it exits with status 0, and it is not restarted. ``unprivileged`` hides root from programs that
+    refuse to run as root. The program inherits this process's environment without ``withheld``; ``env`` comes on top.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Program:
     needs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     ready_s: float = 60
+    backoff_max_s: float = 5
     stop_s: float = 15
     drain_s: float = 0
     stop_signal: signal.Signals = signal.SIGTERM

@@ -21,8 +21,7 @@ from tenora.stack.program import Program
 State = Literal["waiting", "starting", "ready", "restarting", "stopping", "done"]
 
 _BACKOFF_FIRST_S: Final = 0.2
-_BACKOFF_MAX_S: Final = 5.0
-_STEADY_S: Final = 30.0  # a program that ran this long starts again without delay
+_STEADY_S: Final = 30.0  # a program that was ready this long starts again without delay
 _TICK_S: Final = 0.1
 _READY_TICK_S: Final = 0.5  # while every program is ready; the end of one is seen at once
 _LEFTOVERS_S: Final = 20.0
@@ -40,8 +39,18 @@ class Child:
     restarts: int = 0
     backoff_s: float = _BACKOFF_FIRST_S
     started: float = 0.0
+    ready_since: float | None = None
     start_after: float = 0.0
     kill_after: float = 0.0
+
+    def restart_later(self, now: float) -> None:
+        """Start it again after a pause, which doubles until the program has been ready for a while."""
+        if self.ready_since is not None and now - self.ready_since > _STEADY_S:
+            self.backoff_s = _BACKOFF_FIRST_S
+        self.start_after = now + self.backoff_s
+        self.backoff_s = min(self.backoff_s * 2, self.program.backoff_max_s)
+        self.restarts += 1
+        self.state, self.ready_since = "restarting", None
 
 
 class Supervisor:
@@ -126,7 +135,7 @@ class Supervisor:
             self._restart_later(child, status)
         elif child.state == "starting" and not child.program.once:
             if child.program.ready():
-                child.state = "ready"
+                child.state, child.ready_since = "ready", time.monotonic()
             elif time.monotonic() - child.started > child.program.ready_s:
                 _end_group(child.process.pid, signal.SIGKILL)  # hung at its start; the next tick restarts it
 
@@ -148,12 +157,7 @@ class Supervisor:
         if child.program.once and status == 0:
             child.state = "done"
             return
-        if time.monotonic() - child.started > _STEADY_S:
-            child.backoff_s = _BACKOFF_FIRST_S
-        child.start_after = time.monotonic() + child.backoff_s
-        child.backoff_s = min(child.backoff_s * 2, _BACKOFF_MAX_S)
-        child.restarts += 1
-        child.state = "restarting"
+        child.restart_later(time.monotonic())
 
     def _stop_all(self) -> None:
         """Stop dependents before their dependencies. Each gets its ``stop_s``, one that drains then a second signal and
