@@ -26,17 +26,32 @@ COSTS: Final = PlacementCosts(
     store_ms=600, disk_ms=50, slot_ms=35, prompt_token_ms=0.05, running_ms=2, headroom_share=0.0
 )  # fmt: skip
 PASSED_OVER_S: Final = 2.0
+DECISION_MS: Final = "milliseconds of processor time for a decision, p99"
+OUTPUT: Final = "output tokens a second, to all ranked"
 GOALS: Final = {
     "TTFT p50, to the best of the simpler rules": 1.10,
     "TTFT p99, to the best of the simpler rules": 1.05,
     "requests of the busiest replica, to the mean": 2.0,
 }
+BOUNDS_OF_MANY: Final = {DECISION_MS: 0.5, OUTPUT: 0.98}
 Rule = Callable[[Fleet, Request], SimReplica | None]
+ALL_RANKED: Final = "all ranked"  # no simpler rule: what the shortlist is compared with
 
 
 def tenora(fleet: Fleet, request: Request) -> SimReplica | None:
     """The gateway's placement; None means that the request waits."""
-    ranking = rank(fleet.candidates(), query_of(request, overdue=fleet.now - request.at_s > PASSED_OVER_S), COSTS)
+    query = query_of(request, overdue=fleet.now - request.at_s > PASSED_OVER_S)
+    candidates, homes = fleet.index.shortlist(query.request)
+    ranking = rank(candidates, query, COSTS, homes=homes)
+    if not ranking.now and homes is not None:  # it waits: what the queue's scan looks at
+        ranking = rank(fleet.index.roomy(), query, COSTS)
+    return fleet.by_id[ranking.now[0].status.id] if ranking.now else None
+
+
+def all_ranked(fleet: Fleet, request: Request) -> SimReplica | None:
+    """The gateway's placement over all replicas, however many there are."""
+    query = query_of(request, overdue=fleet.now - request.at_s > PASSED_OVER_S)
+    ranking = rank(fleet.candidates(), query, COSTS)
     return fleet.by_id[ranking.now[0].status.id] if ranking.now else None
 
 
@@ -67,6 +82,7 @@ def at_random(fleet: Fleet, request: Request) -> SimReplica | None:
 
 RULES: Final[dict[str, Rule]] = {
     "tenora": tenora,
+    ALL_RANKED: all_ranked,
     "residency only": residency_only,
     "least loaded": least_loaded,
     "round robin": round_robin,
@@ -86,8 +102,16 @@ def query_of(request: Request, *, overdue: bool) -> PlacementQuery:
 def simulate(rule: Rule, arrivals: list[Arrival], model: Model, replicas: int) -> dict[str, Any]:
     """Run one rule over one trace. All times are simulated, except the wall time in ``simulated_s_per_s``."""
     fleet = Fleet(replicas, model)
+    decisions_s: list[float] = []
+
+    def timed(fleet: Fleet, request: Request) -> SimReplica | None:
+        began = time.thread_time()
+        replica = rule(fleet, request)
+        decisions_s.append(time.thread_time() - began)
+        return replica
+
     began = time.perf_counter()
-    done = fleet.run(arrivals, rule)
+    done = fleet.run(arrivals, timed)
     placing_s = time.perf_counter() - began
     first_s = [request.first_token_s for request in done]
     return {
@@ -102,21 +126,33 @@ def simulate(rule: Rule, arrivals: list[Arrival], model: Model, replicas: int) -
         "waited_p99_s": round(quantile([r.placed_s - r.at_s for r in done], 0.99), 4),
         "tokens_per_s": round(sum(r.output_tokens for r in done) / fleet.now, 1),
         "busiest_to_mean": round(fleet.busiest_to_mean(), 2),
+        "decision_ms": {f"p{round(100 * q)}": round(1000 * quantile(decisions_s, q), 3) for q in (0.5, 0.99)},
         "simulated_s_per_s": round(fleet.now / placing_s, 2),
     }
 
 
 def judged(rules: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Each goal, the upper bound of a ratio, with the measured value."""
-    ours, others = rules["tenora"], [row for name, row in rules.items() if name != "tenora"]
-    p50, p99 = (
-        ours["first_token_s"][quantile] / min(row["first_token_s"][quantile] for row in others)
-        for quantile in ("p50", "p99")
-    )
-    seen = (p50, p99, ours["busiest_to_mean"])
+    """Each goal whose rules ran, with the measured value and its bound."""
+    ours = rules["tenora"]
+    found = {DECISION_MS: (ours["decision_ms"]["p99"], "at most")}
+    if others := [row for name, row in rules.items() if name not in ("tenora", ALL_RANKED)]:
+        p50, p99 = (
+            ours["first_token_s"][quantile] / min(row["first_token_s"][quantile] for row in others)
+            for quantile in ("p50", "p99")
+        )
+        found |= {
+            goal: (value, "at most") for goal, value in zip(GOALS, (p50, p99, ours["busiest_to_mean"]), strict=True)
+        }
+    if ranked := rules.get(ALL_RANKED):
+        found[OUTPUT] = (ours["tokens_per_s"] / ranked["tokens_per_s"], "at least")
+    bounds = GOALS | BOUNDS_OF_MANY
     return {
-        goal: {"seen": round(value, 3), "goal": bound, "met": value <= bound}
-        for (goal, bound), value in zip(GOALS.items(), seen, strict=True)
+        goal: {
+            "seen": round(value, 3),
+            "goal": f"{kind} {bounds[goal]}",
+            "met": value <= bounds[goal] if kind == "at most" else value >= bounds[goal],
+        }
+        for goal, (value, kind) in found.items()
     }
 
 
@@ -127,6 +163,9 @@ def recorded(path: Path) -> list[Arrival]:
 
 @click.command()
 @click.option("--replicas", default=200, help="Simulated replicas.")
+@click.option(
+    "--rule", "chosen", type=click.Choice(list(RULES)), multiple=True, help="Rules beside tenora's [default: all]."
+)
 @click.option("--slots", default=8, help="Adapter slots of one replica.")
 @click.option("--adapters", default=2000, help="Adapters in all.")
 @click.option("--skew", default=1.0, help="Exponent of Zipf's law.")
@@ -136,8 +175,8 @@ def recorded(path: Path) -> list[Arrival]:
 @click.option("--trace", type=click.Path(path_type=Path, exists=True), help="Replay this recorded trace.")
 @click.option("--seed", default=42)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("placement_sim.json"))
-def main(replicas: int, slots: int, trace: Path | None, out: Path, **shape: Any) -> None:
-    """Simulate every rule on one trace, print a table, write JSON."""
+def main(replicas: int, slots: int, chosen: tuple[str, ...], trace: Path | None, out: Path, **shape: Any) -> None:
+    """Simulate rules on one trace, print a table, write JSON."""
     arrivals = recorded(trace) if trace else draw(
         TraceShape(
             adapters=shape["adapters"], popularity="zipf", skew=shape["skew"], rate_per_s=shape["rate"],
@@ -146,15 +185,16 @@ def main(replicas: int, slots: int, trace: Path | None, out: Path, **shape: Any)
         )
     )  # fmt: skip
     results = {}
-    click.echo(
-        f"{'rule':16}{'slot hits':>10}{'S3':>8}{'TTFT p50':>10}{'p99':>9}{'swaps':>8}{'stalls':>8}{'busiest':>8}"
-    )
-    for name, rule in RULES.items():
+    columns = "slot hits      S3  TTFT p50      p99   swaps  stalls busiest   CPU p50     p99"
+    click.echo(f"{'rule':16} {columns}")
+    for name in [name for name in RULES if not chosen or name in ("tenora", *chosen)]:
+        rule = RULES[name]
         row = results[name] = simulate(rule, arrivals, Model(slots=slots), replicas)
         first = row["first_token_s"]
         click.echo(
             f"{name:16}{row['hit_rate']['slot']:>10.3f}{row['hit_rate']['store']:>8.3f}{first['p50']:>9.3f}s"
             f"{first['p99']:>8.3f}s{row['swaps']:>8}{row['stall_share']:>8.3f}{row['busiest_to_mean']:>8.2f}"
+            f"{row['decision_ms']['p50']:>8.2f}ms{row['decision_ms']['p99']:>6.2f}ms"
         )
     goals = judged(results)
     written = {"replicas": replicas, "slots": slots, "shape": shape, "rules": results, "goals": goals}

@@ -15,6 +15,7 @@ from core.contracts.replicas import ReplicaStatus
 from core.kv_pages import pages_for
 from data_plane.gateway.scheduling.placement import Candidate, Resident
 from data_plane.gateway.scheduling.replica_load import Occupancy, ReplicaLoad, Shares
+from data_plane.gateway.scheduling.shortlist import CandidatePool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,6 @@ class SimReplica:
         self.swaps = 0
         self.stalled_s = 0.0
         self.served = 0
-        self.see()
 
     @property
     def taken_pages(self) -> int:
@@ -74,7 +74,7 @@ class SimReplica:
     def see(self) -> None:
         """Publish where adapters are resident, and the load."""
         status = ReplicaStatus(
-            id=f"rep_{self.number:04}", url="", base_model="m", state="ready", boot_id="b", block_tokens=16,
+            id=f"rep_{self.number:05}", url="", base_model="m", state="ready", boot_id="b", block_tokens=16,
             pages_total=self.model.pages, pages_free=self.model.pages - self.load.held_pages, slots=self.model.slots,
             running_requests=self.running, waiting_requests=len(self.queue), heartbeat_ms=0,
         )  # fmt: skip
@@ -127,6 +127,8 @@ class Fleet:
     def __init__(self, replicas: int, model: Model) -> None:
         self.model = model
         self.replicas = [SimReplica(number, model) for number in range(replicas)]
+        self.index = CandidatePool()
+        self._see()
         self.by_id = {replica.candidate.status.id: replica for replica in self.replicas}
         self.now = 0.0
         self._shares = Shares()
@@ -134,6 +136,12 @@ class Fleet:
         self._order = 0
         self._waiting: deque[Request] = deque()
         self._done: list[Request] = []
+
+    def _see(self) -> None:
+        for each in self.replicas:
+            each.see()
+            self.index.put(each.candidate)
+        self.index.sort_by_room()
 
     def candidates(self) -> list[Candidate]:
         """The replicas' states that a gateway's placement reads."""
@@ -156,8 +164,7 @@ class Fleet:
         while self._events:
             self.now, _, kind, request, replica = heapq.heappop(self._events)
             if kind == "see":
-                for each in self.replicas:
-                    each.see()
+                self._see()
                 self._place_waiting(rule)
                 if self._events:
                     self._at(self.now + self.model.seen_every_s, "see")
@@ -222,6 +229,7 @@ class Fleet:
         replica.slots[request.name] -= 1
         assert request.stay is not None
         request.stay.give_back()
+        self.index.free(replica.candidate.status)
         self._done.append(request)
         waiting, replica.queue = replica.queue, deque()
         for other in waiting:

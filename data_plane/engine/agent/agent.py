@@ -33,7 +33,7 @@ from data_plane.engine.settings import ReplicaSettings
 
 log: Final = structlog.get_logger()
 _NOT_KNOWN: Final = (SnapshotMissing, ForgedSnapshot, RedisError)  # why the revocations may not be known
-_DRAIN_NOTICE_S: Final = 1.0  # gateways read heartbeats four times a second and send requests until then
+_DRAIN_NOTICE_S: Final = 2.0  # gateways send requests until they have read the heartbeat; of many, they read parts
 
 
 class Agent:

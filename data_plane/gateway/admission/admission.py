@@ -133,6 +133,7 @@ class Admission:
         """A request has settled, or will settle: free its room, and charge its tenant in the queue what was served."""
         placement.assignment.occupancy.give_back()
         placement.assignment.correct(0 if event is None else service(event.input_tokens, event.output_tokens))
+        self._replicas.free(placement.replica)
         self._queue.wake(request.base_model)
 
     async def _require_admissible(self, request: InferenceRequest, allowance: Allowance) -> None:

@@ -72,15 +72,20 @@ class WaitQueue:
         if self.goes_first(request):
             pool, query = self._pool(request.base_model), self._query(request)
             reserved = pool.reserved_elsewhere[query.headroom]
-            for candidate in rank(self._replicas.alive(request.base_model), query, self._costs, tried=reserved).now:
+            candidates, homes = self._replicas.shortlist(request)
+            for candidate in rank(candidates, query, self._costs, tried=reserved, homes=homes).now:
                 yield assign(candidate, query, pool.shares, self._costs)
 
     def ranking(
         self, request: InferenceRequest, *, tried: frozenset[str] = frozenset(), overdue: bool = False
     ) -> Ranking:
-        """The replicas that could serve a request now."""
-        alive = self._replicas.alive(request.base_model)
-        return rank(alive, self._query(request, overdue=overdue), self._costs, tried=tried)
+        """The replicas that could serve a request now. Only where a shortlist has none, all are ranked."""
+        query = self._query(request, overdue=overdue)
+        candidates, homes = self._replicas.shortlist(request)
+        ranking = rank(candidates, query, self._costs, tried=tried, homes=homes)
+        if homes is None or ranking.able:
+            return ranking
+        return rank(self._replicas.alive(request.base_model), query, self._costs, tried=tried)
 
     def assign(self, request: InferenceRequest, candidate: Candidate) -> Assignment:
         """Count a request on a replica from now on."""
@@ -190,7 +195,7 @@ class WaitQueue:
     def _assign_next(self, base_model: str, pool: PoolQueue) -> bool:
         """Assign one request; False where no request can be assigned."""
         now, pages_total = asyncio.get_running_loop().time(), self._replicas.pages_total(base_model)
-        scan = QueueScan(self._replicas.alive(base_model), pool, self._costs, now)
+        scan = QueueScan(self._replicas.roomy(base_model), pool, self._costs, now)
         for entry in pool.queue.in_order(of_tenant_max=_TENANT_SCAN_MAX):
             waiting = entry.item
             if waiting.assignment.done():

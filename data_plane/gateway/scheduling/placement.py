@@ -8,7 +8,7 @@ process.
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -73,6 +73,13 @@ class Candidate(msgspec.Struct, frozen=True):
         return max(self.load.requests, self.status.running_requests + self.status.waiting_requests)
 
 
+class Homes(NamedTuple):
+    """The replicas among which an adapter and a session draw their home, of more than are ranked."""
+
+    of_adapter: frozenset[str]
+    of_session: frozenset[str]
+
+
 class PlacementQuery(msgspec.Struct, frozen=True):
     """A request, as placement sees it now. With ``headroom`` it may take the last pages of a replica. ``overdue`` means
     that it has waited so long that one adapter too many on a replica is the lesser harm. ``failed_by`` are the replicas
@@ -119,10 +126,16 @@ NO_REPLICA: Final = Ranking([], [], [])
 
 
 def rank(
-    candidates: Iterable[Candidate], query: PlacementQuery, costs: PlacementCosts, *, tried: Set[str] = _EMPTY
+    candidates: Iterable[Candidate],
+    query: PlacementQuery,
+    costs: PlacementCosts,
+    *,
+    tried: Set[str] = _EMPTY,
+    homes: Homes | None = None,
 ) -> Ranking:
     """Order the replicas for one request: those of its base model that are ready, accept its rank, can ever hold its
-    pages and are not in ``tried``. The same snapshot gives the same answer.
+    pages and are not in ``tried``. The same snapshot gives the same answer. Without ``homes`` any of the candidates may
+    be one.
 
     A replica with as many adapters in use as slots accepts no other adapter unless the request is overdue: the
     adapters would swap in turn, and each swap delays every request. The cheapest rank class comes first (a larger one
@@ -153,18 +166,26 @@ def rank(
         able = [candidate for candidate in able if candidate.status.id not in query.failed_by] or able
     its_tag = tag(adapter) if adapter else ""
     choice = len(able) > 1  # with one replica there is nothing to draw for
-    saved = _saved_ms(able, request, costs) if choice and request.affinity else {}
+    saved = _saved_ms(able, request, costs, homes) if choice and request.affinity else {}
     rows = []
     for candidate in able:
         status = candidate.status
         cost_ms = _cost_ms(candidate, adapter, costs, users) - saved.get(status.id, 0.0)
-        home = draw(adapter, status.id) if choice and adapter else 0
+        is_home = choice and adapter and (homes is None or status.id in homes.of_adapter)
+        home = draw(adapter, status.id) if is_home else 0
         crowded = adapter != "" and _is_one_too_many(candidate, adapter, its_tag)
         rank_max = status.rank_max if adapter else 0
         rows.append((crowded, rank_max, cost_ms, -home, -candidate.free_pages, status.id, candidate))
     rows.sort(key=_ORDER)
+    return _by_room([(row[0], row[-1]) for row in rows], query, costs, pages_by_block)
+
+
+def _by_room(
+    ordered: list[tuple[bool, Candidate]], query: PlacementQuery, costs: PlacementCosts, pages_by_block: dict[int, int]
+) -> Ranking:
+    """Candidates in their order, each with whether it is crowded, by whether they have room."""
     ranking = Ranking([], [], [])
-    for crowded, *_, candidate in rows:
+    for crowded, candidate in ordered:
         if crowded and not query.overdue:
             ranking.crowded.append(candidate)
         elif candidate.load.taken_pages + pages_by_block[candidate.status.block_tokens] <= pages_max(
@@ -176,9 +197,12 @@ def rank(
     return ranking
 
 
-def _saved_ms(able: list[Candidate], request: InferenceRequest, costs: PlacementCosts) -> dict[str, float]:
+def _saved_ms(
+    able: list[Candidate], request: InferenceRequest, costs: PlacementCosts, homes: Homes | None
+) -> dict[str, float]:
     """What a prefix cache should save a session: its whole prompt on the replica it drew, half of it on the second."""
-    ids = sorted([(draw(request.affinity, c.status.id), c.status.id) for c in able], reverse=True)[:_WARM_MAX]
+    names = [each.status.id for each in able if homes is None or each.status.id in homes.of_session]
+    ids = sorted([(draw(request.affinity, name), name) for name in names], reverse=True)[:_WARM_MAX]
     whole_ms = request.prompts[0] * costs.prompt_token_ms
     return {name: whole_ms / (1 + place) for place, (_, name) in enumerate(ids)}
 

@@ -8,7 +8,7 @@ without Redis. Residency is advice: when it cannot be read, requests are placed 
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -19,13 +19,18 @@ from redis.exceptions import RedisError
 from core import redis_keys
 from core.contracts.replicas import ReplicaStatus, Residency, read_status
 from core.kv_pages import PAGE_TOKENS
+from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
 from data_plane.gateway.scheduling.placement import NOTHING_RESIDENT, Candidate, Resident
 from data_plane.gateway.scheduling.replica_load import ReplicaLoad
+from data_plane.gateway.scheduling.shortlist import CandidatePool, Shortlist
 
 _log = structlog.get_logger()
 _residency = msgspec.json.Decoder(Residency)
 _HELD_AT_ONCE_MAX = 32
+_READ_WHOLE_MAX = 256  # replicas whose heartbeats are read at each look; of more, a part, in turn
+_PARTS = 4  # looks in the time of one heartbeat
+_NO_POOL = CandidatePool()
 _Seen = tuple[str, int]  # boot id and residency version
 
 
@@ -61,7 +66,10 @@ class Replicas:
         self._heartbeats: dict[str, tuple[int, float]] = {}  # each heartbeat, and when this process first saw it
         self._loads: dict[str, ReplicaLoad] = {}
         self._resident: dict[str, tuple[_Seen, Resident]] = {}
-        self._pools: dict[str, list[Candidate]] = {}  # by base model
+        self._pools: dict[str, CandidatePool] = {}  # by base model
+        self._candidates: dict[str, Candidate] = {}
+        self._looks = 0
+        self._held_next = 0
         self._pages_total: dict[str, int] = {}
         self._block_tokens: dict[str, int] = {}
         self._on_refresh: list[Callable[[], None]] = []
@@ -70,16 +78,35 @@ class Replicas:
 
     def alive(self, base_model: str) -> list[Candidate]:
         """Replicas of a base model with a fresh heartbeat and a circuit that passes requests."""
+        return self._serving(self.pool(base_model))
+
+    def shortlist(self, request: InferenceRequest) -> Shortlist:
+        """Those of ``alive`` that are worth ranking for a request."""
+        candidates, homes = self._pool(request.base_model).shortlist(request)
+        return Shortlist(self._serving(candidates), homes)
+
+    def roomy(self, base_model: str) -> list[Candidate]:
+        """Those of ``alive`` where a waiting request may find room."""
+        return self._serving(self._pool(base_model).roomy())
+
+    def free(self, replica: ReplicaStatus) -> None:
+        """A request has left a replica."""
+        self._pool(replica.base_model).free(replica)
+
+    def pool(self, base_model: str) -> list[Candidate]:
+        """All replicas of a base model, including those that take no requests now."""
+        return list(self._pool(base_model))
+
+    def _pool(self, base_model: str) -> CandidatePool:
+        return self._pools.get(base_model, _NO_POOL)
+
+    def _serving(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         oldest = max(self.read_at, time.monotonic() - redis_keys.GATEWAYS_LEASE_S_MAX) - self._stale_s
         return [
             candidate
-            for candidate in self.pool(base_model)
+            for candidate in candidates
             if self._heartbeats[candidate.status.id][1] >= oldest and self._allows(candidate.status)
         ]
-
-    def pool(self, base_model: str) -> Sequence[Candidate]:
-        """All replicas of a base model, including those that take no requests now."""
-        return self._pools.get(base_model, ())
 
     def counted_tokens(self, replica: ReplicaStatus) -> int | None:
         """The tokens that an engine has counted since its start, by its last heartbeat; None when it has none now."""
@@ -112,55 +139,73 @@ class Replicas:
             await asyncio.sleep(self._poll_s)
 
     async def refresh(self) -> None:
-        """Read all heartbeats and held pages once, and the residency of replicas where it has changed. Raises
-        redis.RedisError.
+        """Read heartbeats and held pages, of many replicas a part and of others the next time, and the residency of
+        these where it has changed. Raises redis.RedisError.
         """
-        ids = self._ids
+        self._looks += 1
+        parts = 1 if len(self._ids) <= _READ_WHOLE_MAX else _PARTS
+        ids = self._ids[self._looks % parts :: parts]
         found, values, held = await self._read(ids)
-        if found != ids:
-            self._ids = ids = found
-            _, values, held = await self._read(ids)
-        statuses: dict[str, ReplicaStatus] = {}
-        for value in values:
-            if value is None:
-                continue  # the status has expired: the agent has stopped
-            status = read_status(value)
-            if status is None:
-                continue
-            statuses[status.id] = status
-            if self._heartbeats.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
-                self._heartbeats[status.id] = (status.heartbeat_ms, time.monotonic())
+        if found != self._ids:
+            new = sorted(set(found).difference(self._ids))
+            self._ids = found
+            if new:
+                _, more, more_held = await self._read(new)
+                ids, values, held = ids + new, values + more, held + more_held
+        listed = set(found)
+        statuses = {name: status for name, status in self._statuses.items() if name in listed}
+        for name, value in zip(ids, values, strict=True):
+            statuses.pop(name, None)
+            # Without a value it has expired: the agent has stopped.
+            if name in listed and value is not None and (status := read_status(value)) is not None:
+                statuses[status.id] = status
+                if self._heartbeats.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
+                    self._heartbeats[status.id] = (status.heartbeat_ms, time.monotonic())
         self._statuses, self.read_at = statuses, time.monotonic()
         for name, pages in zip(ids, held, strict=True):
             if name in statuses:
                 _apply_held(name, self._loads.setdefault(name, ReplicaLoad()), pages)
-        await self._refresh_residency()
-        # No await from here on: the pools and the state of their replicas change together.
-        known: dict[str, Any]
-        for known in (self._heartbeats, self._loads, self._resident):
-            for gone in known.keys() - statuses.keys():
-                del known[gone]
-        self._pools = {}
-        for status in statuses.values():
-            candidate = Candidate(status, self._loads[status.id], self._resident_on(status))
-            self._pools.setdefault(status.base_model, []).append(candidate)
-        self._pages_total = {
-            base_model: sum(candidate.status.pages_total for candidate in pool)
-            for base_model, pool in self._pools.items()
-        }
-        self._block_tokens = {
-            base_model: max(candidate.status.block_tokens for candidate in pool)
-            for base_model, pool in self._pools.items()
-        }
+        await self._refresh_residency(ids)
+        self._index(ids)  # no await from here on: the pools and the state of their replicas change together
         for listener in self._on_refresh:
             listener()
+
+    def _index(self, read: Iterable[str]) -> None:
+        """Bring the pools up to date with what was read."""
+        known: dict[str, Any]
+        for known in (self._heartbeats, self._loads, self._resident):
+            for gone in known.keys() - self._statuses.keys():
+                del known[gone]
+        for name in self._candidates.keys() - self._statuses.keys():
+            self._remove(self._candidates.pop(name))
+        for name in read:
+            if (status := self._statuses.get(name)) is None:
+                continue
+            before = self._candidates.get(name)
+            candidate = self._candidates[name] = Candidate(status, self._loads[name], self._resident_on(status))
+            if before is not None and _group(before.status) != _group(status):
+                self._remove(before)
+            self._pools.setdefault(status.base_model, CandidatePool()).put(candidate)
+        self._pages_total, self._block_tokens = {}, {}
+        for base_model, pool in self._pools.items():
+            pool.sort_by_room()
+            self._pages_total[base_model] = sum(candidate.status.pages_total for candidate in pool)
+            self._block_tokens[base_model] = max(candidate.status.block_tokens for candidate in pool)
+
+    def _remove(self, candidate: Candidate) -> None:
+        pool = self._pools[candidate.status.base_model]
+        pool.remove(candidate)
+        if next(iter(pool), None) is None:
+            del self._pools[candidate.status.base_model]
 
     async def refresh_held(self, base_model: str) -> None:
         """Read the held pages of some replicas of a base model, of others the next time, and the other gateways'
         backlogs. Raises redis.RedisError.
         """
-        pool = self._pools.get(base_model, [])
-        batch, self._pools[base_model] = pool[:_HELD_AT_ONCE_MAX], pool[_HELD_AT_ONCE_MAX:] + pool[:_HELD_AT_ONCE_MAX]
+        pool = self.pool(base_model)
+        first = self._held_next % max(1, len(pool))
+        self._held_next = first + _HELD_AT_ONCE_MAX
+        batch = (pool[first:] + pool[:first])[:_HELD_AT_ONCE_MAX]
         async with self._redis.pipeline(transaction=False) as pipe:
             sent = self.peers.add_exchange(pipe, (base_model,))
             for candidate in batch:
@@ -188,11 +233,12 @@ class Replicas:
         replies = replies[sent.commands :]
         return sorted(_text(name) for name in names), replies[: len(ids)], replies[len(ids) :]
 
-    async def _refresh_residency(self) -> None:
+    async def _refresh_residency(self, read: Iterable[str]) -> None:
+        statuses = (self._statuses.get(name) for name in read)
         changed = [
             status
-            for status in self._statuses.values()
-            if status.residency_version and _seen(status) != self._resident.get(status.id, (None,))[0]
+            for status in statuses
+            if status and status.residency_version and _seen(status) != self._resident.get(status.id, (None,))[0]
         ]
         if not changed:
             return
@@ -220,6 +266,10 @@ def _apply_held(replica_id: str, load: ReplicaLoad, reply: Any) -> None:
         load.held_pages = int(reply or 0)
     except ValueError:
         _log.error("held pages unreadable", replica=replica_id, reply=repr(reply))
+
+
+def _group(status: ReplicaStatus) -> tuple[str, int]:
+    return status.base_model, status.rank_max
 
 
 def _seen(status: ReplicaStatus) -> _Seen:
