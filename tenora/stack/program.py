@@ -32,8 +32,9 @@ class Program:
     because two starts at once would delay each other. ``stop_s`` is the time limit for a graceful stop. A program that
     drains has up to ``drain_s`` when it alone is stopped; when all are, a second signal ends its drain after
     ``stop_s``. A program that ends starts again after a pause of up to ``backoff_max_s``. A program with ``once`` is a
-    step: it is done when it exits with status 0, and it is not restarted. ``unprivileged`` hides root from programs that
-    refuse to run as root. The program inherits this process's environment without ``withheld``; ``env`` comes on top.
+    step: it is done when it exits with status 0, and it is not restarted. ``unprivileged`` hides root from programs
+    that refuse to run as root. The program inherits this process's environment without ``withheld``; ``env`` comes on
+    top.
     """
 
     name: str
