@@ -12,6 +12,7 @@ from core.newest_published import NewestPublished
 from data_plane.engine.agent.background_tasks import BackgroundTasks
 from data_plane.engine.agent.canary.jobs import CanaryJobs
 from data_plane.engine.agent.canary.run import CanaryRun
+from data_plane.engine.agent.canary.start import StartCanary
 from data_plane.engine.agent.control_client import ControlClient
 from data_plane.engine.agent.cordons import Cordons
 from data_plane.engine.agent.engine_client import ProbeTokens
@@ -61,6 +62,9 @@ class AdapterTasks:
             boot_id=boot_id,
             takes_jobs=lambda: engine_state.takes_jobs,
             is_revoked=self._revocations.is_revoked,
+        )
+        self.start_canary = StartCanary(
+            settings, redis, replicas, self._canaries, is_revoked=self._revocations.is_revoked
         )
         self._prefetcher = Prefetcher(
             settings,

@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
 import structlog
@@ -32,6 +32,7 @@ from data_plane.engine.agent.status_publisher import ReplicaIdTaken, StatusPubli
 from data_plane.engine.settings import ReplicaSettings
 
 log: Final = structlog.get_logger()
+T = TypeVar("T")
 _NOT_KNOWN: Final = (SnapshotMissing, ForgedSnapshot, RedisError)  # why the revocations may not be known
 _DRAIN_NOTICE_S: Final = 2.0  # gateways send requests until they have read the heartbeat; of many, they read parts
 
@@ -128,7 +129,7 @@ class Agent:
         ended = asyncio.Event()
         publishing = asyncio.create_task(self._publish_start(ended))
         try:
-            if not (await self._start_engine() and await self._wait_until_ready()):
+            if not (await self._start_engine() and await self._wait_until_ready() and await self._passes_canary()):
                 return False
             await self._look_at_store()
         finally:
@@ -144,20 +145,14 @@ class Agent:
 
     async def _start_engine(self) -> bool:
         """Start the engine when its files are there. False on a stop or a failure."""
-        preparing = asyncio.create_task(self._files.prepare())
-        stopping = asyncio.create_task(self._engine_state.stopping.wait())
         try:
-            await asyncio.wait((preparing, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if self._engine_state.stopping.is_set():
+            model = await self._unless_stopped(self._files.prepare())
+            if model is None:
                 return False
-            self._process = self._start(preparing.result())  # in this thread: the kernel ends the engine with it
+            self._process = self._start(model)  # in this thread: the kernel ends the engine with it
         except (AppError, OSError) as error:
             self._fail(str(error))
             return False
-        finally:
-            for task in (preparing, stopping):
-                task.cancel()
-            await asyncio.gather(preparing, stopping, return_exceptions=True)
         return True
 
     async def _wait_until_ready(self) -> bool:
@@ -198,6 +193,13 @@ class Agent:
             else:
                 return True
         return False
+
+    async def _passes_canary(self) -> bool:
+        """Run adapters that other replicas serve. False on a stop or a failure."""
+        failure = await self._unless_stopped(self._adapter_tasks.start_canary.failure())
+        if failure:
+            self._fail(failure)
+        return failure == ""
 
     async def _look_at_store(self) -> None:
         """The first of the probes that a background task repeats. Without it a healthy replica would be ready later."""
@@ -363,6 +365,18 @@ class Agent:
     @property
     def _engine_exit_status(self) -> int | None:
         return None if self._process is None else self._process.exit_status
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of some work. None when a stop comes first, which ends it."""
+        working = asyncio.create_task(work)
+        stopping = asyncio.create_task(self._engine_state.stopping.wait())
+        try:
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return None if self._engine_state.stopping.is_set() else working.result()
+        finally:
+            for task in (working, stopping):
+                task.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
 
     async def _pause(self, seconds: float, *, until: asyncio.Event | None = None) -> bool:
         """Sleep, but only until a stop or another event. Returns whether it is there."""

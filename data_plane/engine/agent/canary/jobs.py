@@ -37,7 +37,7 @@ _BASE_RETRY_S: Final = 1.0
 _RUNNING_EXPIRES_S: Final = 3600  # longer than it takes to start another replica
 _LATER: Final = (429, 502, 503, 504)  # the engine's statuses that do not blame the adapter
 
-_NO_VERDICT: Final = (
+NO_VERDICT: Final = (
     ControlRequestFailed,
     AnswerFailed,
     aiohttp.ClientError,
@@ -110,7 +110,7 @@ class CanaryJobs:
             return self._result(job, None, None, "canary_later", "the adapter is revoked")
         try:
             return await self.verdict(job)
-        except _NO_VERDICT as error:
+        except NO_VERDICT as error:
             _log.warning("canary gave no verdict; it is retried later", revision=job.revision_id, error=repr(error))
             await self._until_base_answers()
             return self._result(job, None, None, "canary_later", repr(error)[:_SAMPLE_CHARS_MAX])
@@ -120,7 +120,7 @@ class CanaryJobs:
         while True:
             try:
                 await self._run_base()
-            except _NO_VERDICT:
+            except NO_VERDICT:
                 await asyncio.sleep(_BASE_RETRY_S)
             else:
                 return
@@ -144,7 +144,7 @@ class CanaryJobs:
         return job
 
     async def verdict(self, job: CanaryJob) -> CanaryResult:
-        """Run the base model, then the adapter. Raises an error of ``_NO_VERDICT`` when there is no verdict."""
+        """Run the base model, then the adapter. Raises an error of ``NO_VERDICT`` when there is no verdict."""
         base = await self._run_base()
         if not all(answer.is_finite for answer in base):
             raise AnswerFailed(200, "the base model itself returns numbers that are not finite")

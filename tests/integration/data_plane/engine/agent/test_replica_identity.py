@@ -159,7 +159,7 @@ def test_a_drain_is_for_one_boot(client, redis_server, tmp_path):
 def test_a_cordoned_node_serves_nothing_from_its_start_on_until_the_cordon_is_lifted(client, redis_server, tmp_path):
     publisher = Publisher(client, processes.PEPPER)
     publisher.put("cordons", "node/node-7", Cordon(reason="memory errors"))
-    unreadable = {"store-unreadable": "gone"}
+    unreadable = {"faults": '{"store_unreadable": "gone"}'}
     with processes.agent(tmp_path, redis_server, REPLICA, engine=unreadable, node="node-7") as agent:
         harness = AgentHarness(client, None, agent)
         becomes(harness, "draining")

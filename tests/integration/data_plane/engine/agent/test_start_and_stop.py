@@ -1,5 +1,6 @@
 """Start and stop of a replica: not ready before it knows the revocations, and every token is counted at the end."""
 
+import json
 import signal
 import threading
 import time
@@ -143,7 +144,9 @@ def test_a_replica_is_ready_once_it_could_read_the_object_store_and_stays_ready_
     client, redis_server, tmp_path
 ):
     publisher, reason = Publisher(client, processes.PEPPER), "the object store refused the credentials"
-    with processes.agent(tmp_path, redis_server, REPLICA, engine={"store-unreadable": reason}) as agent:
+    with processes.agent(
+        tmp_path, redis_server, REPLICA, engine={"faults": json.dumps({"store_unreadable": reason})}
+    ) as agent:
         harness = AgentHarness(client, publisher, agent)
 
         def published() -> tuple[str, str] | None:
