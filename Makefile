@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-profile test-clients soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
+.PHONY: help setup demo test test-unit test-profile test-clients test-ray soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
 PYTHON ?= python3.11
 export TENORA_FLAVOR ?= cpu
 # uv leaves bytecode to the first run. A machine that never writes it pays 8 s of CPU time in each process that imports vLLM.
@@ -37,6 +37,9 @@ test-profile: setup ## `make test`, and the processor time of its files and fixt
 
 test-clients: setup ## anthropic, instructor, litellm, LangChain, LlamaIndex, openai for Node, Vercel's AI SDK and Java against a gateway
 	@sh requirements/clients.sh && $(PYTEST) -m clients
+
+test-ray: setup ## the placer of replicas on a Ray cluster of four nodes, three of which are killed (installs Ray)
+	@sh requirements/ray.sh && $(PYTEST) --suite all -m ray
 
 fuzz: setup ## look for uploads that the header reader misreads, for FUZZ_SECONDS (60)
 	@$(BIN)/python tests/fuzz/fuzz_header.py $(or $(FUZZ_SECONDS),60)

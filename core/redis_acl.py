@@ -12,7 +12,8 @@ WORKER: Final = "tenora_worker"
 GATEWAY: Final = "tenora_gateway"
 REPLICA: Final = "tenora_replica"
 BILLING: Final = "tenora_billing"
-USERS: Final = (WEB, WORKER, GATEWAY, REPLICA, BILLING)
+PLACER: Final = "tenora_placer"
+USERS: Final = (WEB, WORKER, GATEWAY, REPLICA, BILLING, PLACER)
 
 _COMMANDS: Final = (
     "-@all +@read +@write +@connection +@transaction +eval +evalsha +script|load +time -@dangerous -scan -randomkey"
@@ -27,6 +28,7 @@ _READS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     REPLICA: ("tenora:snapshot*", "tenora:prefetch"),
     BILLING: ("tenora:snapshot*",),
+    PLACER: ("tenora:fleet:wanted",),
 }  # fmt: skip
 _WRITES: Final[Mapping[str, tuple[str, ...]]] = {
     WEB: ("tenora:replica:*:drain", "tenora:prefetch"),
@@ -42,6 +44,7 @@ _WRITES: Final[Mapping[str, tuple[str, ...]]] = {
     BILLING: (
         "tenora:usage", "tenora:usage:*", "tenora:quota:*", "tenora:engine_usage", "tenora:cost_windows",
     ),
+    PLACER: (),
 }  # fmt: skip
 """Key patterns as in ``core.redis_keys``. A user may read what it may write."""
 

@@ -11,6 +11,9 @@ uv pip compile $common --find-links "$links" --override cpu-overrides.txt cpu.in
 uv pip compile $common gpu.in -o gpu.lock
 # shellcheck disable=SC2086
 uv pip compile $common clients.in -o clients.lock
+# Beside cpu.lock: the same versions of what both have.
+# shellcheck disable=SC2086
+uv pip compile $common -c cpu.lock ray.in -o ray.lock
 # Every platform's hash, and any Python: the installer runs before Python 3.11 is there.
 uv pip compile --universal --python-version 3.8 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
   installer.in -o installer.lock

@@ -14,6 +14,7 @@ from tenora.command_line import CommandLine, json_option, show
 from tenora.control_access import Access, tenant_key_option, url_option, with_client
 from tenora.fleet.command import fleet, top
 from tenora.pools.command import pools
+from tenora.ray_placer.command import ray_placer
 
 if TYPE_CHECKING:
     from tenora.control_client import ControlPlaneClient
@@ -183,6 +184,7 @@ def delete_adapter(access: Access, name: str, *, yes: bool) -> None:
 main.add_command(base_models)
 main.add_command(fleet)
 main.add_command(pools)
+main.add_command(ray_placer)
 main.add_command(top)
 
 

@@ -1,6 +1,7 @@
 """Fixtures for every test: real Postgres, Valkey and S3, started once for the session from the embedded servers."""
 
 import gc
+import importlib.util
 import os
 import secrets
 import ssl
@@ -35,6 +36,7 @@ from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS
 from tests.fixtures.server_data import server_data_folder
 
 _HAS_GPU = Path("/proc/driver/nvidia/version").exists()
+_HAS_RAY = importlib.util.find_spec("ray") is not None
 CLIENTS = Path(__file__).parent.parent / ".clients"
 # Each TLS context reads all certificates that it trusts, 25 ms of processor time. Tests and their processes speak to
 # this machine alone, so they trust one certificate, whose key is gone.
@@ -44,6 +46,7 @@ LEFT_OUT = {
     "soak": "{} soak tests deselected: `make soak` runs them",
     "functional": "{} functional tests deselected: `make test` runs them",
     "gpu": "{} GPU tests deselected: this machine has no CUDA device",
+    "ray": "{} tests of Ray deselected: `make test-ray` installs it",
     "clients": "{} client tests deselected: `make test-clients` installs them",
     "stripe_live": "{} tests at Stripe deselected: `pytest -m stripe_live`, TENORA_STRIPE_LIVE_TEST_KEY set",
 }
@@ -121,6 +124,8 @@ def _reason_to_leave_out(item: pytest.Item, suite: str) -> str | None:
     client = item.get_closest_marker("clients")
     if client is not None and not (CLIENTS / client.args[0]).exists():
         return "clients"
+    if item.get_closest_marker("ray") and not _HAS_RAY:
+        return "ray"
     if item.get_closest_marker("stripe_live") and not _asks_for_stripe(item.config):
         return "stripe_live"
     if suite == "functional" and _is_soak(item):

@@ -67,6 +67,10 @@ class AdapterTaskSettings(Fragment):
         description="Comparisons of an adapter with its base model before a canary fails because noise from other "
         "requests hides the difference.",
     )  # fmt: skip
+    canary_start_adapters_max: int = Field(
+        default=3, ge=0, le=100,
+        description="Adapters of other replicas that a new one must run before it is ready; 0 for none.",
+    )  # fmt: skip
     prefetch_queue_max: int = Field(
         default=64, ge=1, le=10_000,
         description="Adapters that may wait to be prefetched; a newer one replaces the oldest.",
@@ -213,9 +217,22 @@ class MiddlewareSettings(SharedEngineSettings, EngineKeySettings):
     )  # fmt: skip
 
 
+class DrainSettings(Fragment):
+    """How long a replica that stops goes on, which its placer must know."""
+
+    drain_s: float = Field(
+        default=610,
+        ge=0,
+        le=7200,
+        description="Longest wait for running requests after SIGTERM; a second SIGTERM ends it. Keep it above the "
+        "gateway's `TENORA_REQUEST_S`.",
+    )
+
+
 class ReplicaSettings(
     AdapterTaskSettings,
     CostWindowSettings,
+    DrainSettings,
     EngineUsageSettings,
     MiddlewareSettings,
     RedisSettings,
@@ -280,13 +297,6 @@ class ReplicaSettings(
         le=20,
         description="Consecutive failed probes after which the engine is replaced. It gets no requests after the first "
         "failure.",
-    )
-    drain_s: float = Field(
-        default=610,
-        ge=0,
-        le=7200,
-        description="Longest wait for running requests after SIGTERM; a second SIGTERM ends it. Keep it above the "
-        "gateway's `TENORA_REQUEST_S`.",
     )
     node: str = Field(
         default_factory=socket.gethostname,

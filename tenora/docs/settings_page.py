@@ -16,6 +16,7 @@ from control_plane.settings import CONTROL_PARTS
 from core.settings import Fragment, PostgresSettings, RedisSettings, TelemetrySettings
 from data_plane.engine.settings import REPLICA_PARTS
 from data_plane.gateway.settings import GatewaySettings
+from tenora.ray_placer.settings import RayPlacerSettings
 from tenora.settings import StackSettings
 
 
@@ -34,6 +35,7 @@ PROCESSES: Final = (
     Process("Fleet", "python -m control_plane fleet", (PostgresSettings, RedisSettings, TelemetrySettings)),
     Process("Billing worker", "python -m billing worker", WORKER_PARTS),
     Process("Replica", "python -m data_plane replica", REPLICA_PARTS),
+    Process("Ray placer", "tenora ray-placer", (RayPlacerSettings,)),
     Process("One machine", "tenora up", (StackSettings,)),
 )
 

@@ -1,0 +1,211 @@
+"""Replicas placed on a Ray cluster: they come and go as wanted, and survive what may die there."""
+
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import msgspec
+import openai
+import psutil
+import pytest
+
+from core import redis_keys
+from core.contracts.usage import UsageEvent
+from tests.conftest import TLS, wait_until
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+START_S = 90
+OPTIONS = ("--token-interval-s", "0.05", "--pages", "40960")
+STREAMS = 50
+
+
+@pytest.fixture
+def placed(stack):
+    """Three ready replicas of one revision, and no usage of an earlier test."""
+    stack.valkey.client.delete(redis_keys.USAGE_STREAM)
+    with stack.placer(*OPTIONS):
+        stack.want("chat", {1: 3})
+        stack.wait_ready(3)
+        yield stack
+
+
+@dataclass
+class Streams:
+    """Callers who follow one stream after the other. ``broken`` are the ends of those that were not whole, with the
+    time and the replica.
+    """
+
+    base_url: str
+    key: str
+    tokens: int
+    whole: int = 0
+    broken: list[str] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def follow(self, number: int) -> None:
+        with openai.OpenAI(
+            base_url=f"{self.base_url}/v1", api_key=self.key, max_retries=0, timeout=120,
+            http_client=openai.DefaultHttpxClient(verify=TLS),
+        ) as client:  # fmt: skip
+            while not self._ended.is_set():
+                self._one(client, number)
+
+    def _one(self, client: openai.OpenAI, number: int) -> None:
+        words = 0
+        try:
+            for chunk in client.completions.create(
+                model="tiny-chat", prompt=f"caller {number}", max_tokens=self.tokens, stream=True
+            ):
+                words += bool(chunk.choices and chunk.choices[0].text)
+                if words == 1:
+                    self.firsts.append(time.monotonic())
+            self.whole += 1
+        except openai.APIError as error:
+            self.broken.append(repr(error)[:200])
+
+    def end(self) -> None:
+        self._ended.set()
+
+
+@contextlib.contextmanager
+def streams(stack, *, tokens: int = 60):
+    tenant_id = stack.publisher.tenant()
+    made = Streams(stack.gateway.url, stack.publisher.key(tenant_id), tokens)
+    with ThreadPoolExecutor(STREAMS) as callers:
+        following = [callers.submit(made.follow, number) for number in range(STREAMS)]
+        try:
+            wait_until(lambda: len(made.firsts) > STREAMS, what="streams", timeout_s=60)
+            yield made
+        finally:
+            made.end()
+        for each in following:
+            each.result(120)
+
+
+def replica_processes(within: psutil.Process | None = None) -> dict[str, psutil.Process]:
+    """Replicas by id, all or those below a process: the agents, without the engines that they forked."""
+    found = within.children(recursive=True) if within else psutil.process_iter()
+    agents = {}
+    for each in found:
+        with contextlib.suppress(psutil.Error):
+            command = each.cmdline()
+            if "tests.fixtures.ray.witness_replica" in command and "ray-placer" not in command:
+                parent = each.parent()
+                if parent is None or "tests.fixtures.ray.witness_replica" not in parent.cmdline():
+                    agents[f"rep_{each.environ()['TENORA_ENGINE_PORT']}"] = each
+    return agents
+
+
+def failed_on(stack) -> set[str]:
+    """Replicas with requests that did not end well."""
+    entries = stack.valkey.client.xrange(redis_keys.USAGE_STREAM)
+    events = [msgspec.json.decode(fields[b"event"], type=UsageEvent) for _, fields in entries]
+    return {event.replica_id for event in events if event.outcome != "done"}
+
+
+def test_a_pool_grows_shrinks_moves_to_another_revision_and_ends_without_breaking_a_stream(stack):
+    with stack.placer(*OPTIONS):
+        stack.want("chat", {1: 1})
+        stack.wait_ready(1)
+        with streams(stack) as following:
+            stack.want("chat", {1: 3})
+            stack.wait_ready(3)
+            stack.want("chat", {1: 2})
+            stack.wait_ready(2)
+            stack.want("chat", {1: 2, 2: 1})
+            stack.wait_ready(3)
+            stack.want("chat", {2: 1})
+            wait_until(lambda: len(stack.replicas()) == 1, what="the old revision to go", timeout_s=60)
+        assert following.broken == []
+        assert following.whole > STREAMS
+        stack.want("chat", {})
+        wait_until(lambda: not stack.replicas(), what="no replica", timeout_s=60)
+    assert replica_processes() == {}
+
+
+def test_of_a_killed_node_only_its_own_streams_break_and_a_new_node_gets_a_replica(placed):
+    with streams(placed) as following:
+        victim = placed.nodes.pop(0)
+        (lost,) = replica_processes(psutil.Process(victim.all_processes["raylet"][0].process.pid))
+        killed_at = time.monotonic()
+        victim.kill_raylet()
+        wait_until(lambda: any(first > killed_at for first in following.firsts), what="a first token after the kill")
+        served_after_s = min(first for first in following.firsts if first > killed_at) - killed_at
+        placed.add_node()
+        wait_until(lambda: lost not in placed.ready() and len(placed.ready()) == 3, timeout_s=START_S, what="a new one")
+    assert served_after_s < 2
+    assert failed_on(placed) <= {lost}
+    assert len(following.broken) < STREAMS
+
+
+def test_a_killed_actor_takes_its_replica_with_it_and_is_replaced(placed):
+    with streams(placed):
+        lost, replica = next(iter(replica_processes().items()))
+        replica.parent().kill()
+        psutil.wait_procs([replica], timeout=5)
+        assert not replica.is_running(), "the kernel ends it with its actor"
+        wait_until(lambda: lost not in placed.ready() and len(placed.ready()) == 3, timeout_s=START_S, what="a new one")
+    assert failed_on(placed) <= {lost}
+
+
+def test_a_replica_that_ends_is_replaced(placed):
+    lost, replica = next(iter(replica_processes().items()))
+    replica.kill()
+    wait_until(lambda: lost not in placed.ready() and len(placed.ready()) == 3, timeout_s=START_S, what="a new one")
+
+
+def test_a_killed_controller_breaks_nothing_and_the_next_one_scales(placed):
+    with streams(placed) as following:
+        (controller,) = [each for each in psutil.process_iter(["cmdline"]) if _is_controller(each)]
+        controller.kill()
+        placed.want("chat", {1: 2})
+        placed.wait_ready(2)
+    assert following.broken == []
+
+
+def _is_controller(process: psutil.Process) -> bool:
+    command = process.info["cmdline"] or ("",)
+    return command[0].startswith("ray::ServeController")
+
+
+def test_a_head_that_is_away_breaks_nothing_and_scales_when_it_is_back(placed):
+    with streams(placed) as following:
+        placed.cluster.head_node.kill_gcs_server()
+        ready = set(placed.ready())
+        placed.want("chat", {1: 2})
+        whole = following.whole
+        wait_until(lambda: following.whole > whole + STREAMS, timeout_s=60, what="streams without a head")
+        assert set(placed.ready()) == ready
+        placed.cluster.head_node.start_gcs_server()
+        placed.wait_ready(2)
+    assert following.broken == []
+
+
+def test_replicas_run_on_without_a_placer_and_the_next_one_takes_over(placed):
+    (placer,) = [each for each in psutil.process_iter(["cmdline"]) if "ray-placer" in (each.info["cmdline"] or ())]
+    ready = set(placed.ready())
+    placer.kill()
+    with placed.placer(*OPTIONS):
+        placed.want("chat", {1: 3, 2: 0})
+        placed.want("other", {1: 0})
+        assert set(placed.ready()) == ready
+        placed.want("chat", {1: 2})
+        placed.wait_ready(2)
+
+
+def test_a_replica_that_is_never_ready_starts_again_after_longer_pauses_and_holds_up_no_other_pool(placed):
+    placed.want("chat", {1: 1})
+    placed.wait_ready(1)
+    placed.want("broken", {1: 1}, TENORA_POOL="broken", TENORA_POOL_REVISION="0" * 64)
+    wait_until(
+        lambda: [each.reason for each in placed.replicas().values() if each.state == "failed"],
+        what="a failed start with its reason", timeout_s=START_S,
+    )  # fmt: skip
+    placed.want("chat", {1: 2})
+    placed.wait_ready(2)
+    placed.want("broken", {})
+    wait_until(lambda: len(replica_processes()) == 2, timeout_s=60, what="the failing copy to be given up")
