@@ -26,6 +26,7 @@ from data_plane.gateway.api.cors import Cors
 from data_plane.gateway.api.prompt_counter import PromptCounters
 from data_plane.gateway.api.schema_compiler import SchemaCompiler
 from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
+from data_plane.gateway.drain_notice import DrainNotice
 from data_plane.gateway.quota.quota_status import QuotaReader
 from data_plane.gateway.quota.reservation import Reservations
 from data_plane.gateway.request.access_watch import AccessWatch
@@ -33,7 +34,7 @@ from data_plane.gateway.request.idempotency import Idempotency
 from data_plane.gateway.request.lifecycle import Lifecycle
 from data_plane.gateway.request.preparation import Preparation
 from data_plane.gateway.request.replay_charge import ReplayCharge
-from data_plane.gateway.routes import Routes
+from data_plane.gateway.routes import GatewayReadiness, Routes
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.scheduling.fair_share import BacklogBounds
 from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
@@ -59,7 +60,7 @@ def create_app(settings: GatewaySettings) -> Litestar:
     """The gateway as an ASGI application. It opens nothing until its lifespan starts."""
     gateway = _Gateway(settings)
     routes = gateway.routes()
-    telemetry.report_readiness(routes.not_ready)
+    telemetry.report_readiness(gateway.readiness.not_ready)
     return Litestar(
         lifespan=[lambda _app: gateway.running()],
         state=State({"settings": settings, "handle": routes.handle}),
@@ -73,6 +74,7 @@ class _Gateway:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
+        self._drain_notice = DrainNotice(settings.gateway_drain_notice_s)
         self._redis = redis = Redis.from_url(
             settings.redis_url, socket_timeout=settings.redis_read_s, socket_connect_timeout=settings.redis_connect_s
         )
@@ -116,6 +118,7 @@ class _Gateway:
         self._preparation = Preparation(
             settings, self._snapshot, self._heartbeat, self._threads, self._counters, self._schemas
         )
+        self.readiness = GatewayReadiness(self._snapshot, self._heartbeat, self._replicas, self._drain_notice)
         self._lifecycle = Lifecycle(
             settings,
             self._preparation,
@@ -133,9 +136,7 @@ class _Gateway:
         return Routes(
             self._lifecycle,
             self._preparation,
-            self._snapshot,
-            self._heartbeat,
-            self._replicas,
+            self.readiness,
             hints,
             self._quota,
             cors,
@@ -163,7 +164,8 @@ class _Gateway:
             )
             slices = _start(slices=self._slices.run_forever())
             try:
-                yield
+                with self._drain_notice.on_sigterm():
+                    yield
             finally:
                 await _stop(slices)  # else it reserves again what is released here
                 self._slices.close()

@@ -11,10 +11,17 @@ class ClientSettings(Fragment):
     # The server, and its callers' connections.
     gateway_host: str = Field(default="127.0.0.1", description="Address on which the gateway listens.")
     gateway_port: int = Field(default=8080, ge=0, le=65535, description="Port on which the gateway listens.")
+    gateway_drain_notice_s: float = Field(
+        default=0,
+        ge=0,
+        le=300,
+        description="After SIGTERM, how long the gateway still accepts requests while its `/readyz` answers 503: at "
+        "least the time that a load balancer takes to notice. Then the drain begins.",
+    )
     gateway_drain_s: int = Field(
         default=610,
         ge=1,
-        description="After SIGTERM, how long the gateway lets running requests finish. Keep it above "
+        description="After SIGTERM and the notice, how long the gateway lets running requests finish. Keep it above "
         "`TENORA_REQUEST_S`, and what stops gateways more patient than this.",
     )
     gateway_connections_max: int = Field(

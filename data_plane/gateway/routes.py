@@ -5,6 +5,7 @@ http_protocol.py passes every request to ``handle`` without the framework's rout
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final, cast
 
 import msgspec
@@ -20,6 +21,7 @@ from data_plane.gateway.api.client_connection import CLIENT_GONE, Client, Client
 from data_plane.gateway.api.cors import Cors
 from data_plane.gateway.api.model_catalog import describe, describe_one
 from data_plane.gateway.api.openai_request import Kind, Parse, parse_call
+from data_plane.gateway.drain_notice import DrainNotice
 from data_plane.gateway.errors import Headers, InternalError, MethodNotAllowed
 from data_plane.gateway.quota.quota_status import QuotaReader
 from data_plane.gateway.request.lifecycle import Lifecycle
@@ -37,6 +39,33 @@ Serve = Callable[[Client, str], Awaitable[None]]
 """Answers one request, given its client and its id. Raises AppError before the response has begun."""
 
 
+@dataclass(frozen=True)
+class GatewayReadiness:
+    """Whether this process should get requests."""
+
+    snapshot: Snapshot
+    heartbeat: Heartbeat
+    replicas: Replicas
+    drain_notice: DrainNotice
+
+    def not_ready(self) -> str:
+        """What this process lacks to serve requests; empty when nothing."""
+        if self.drain_notice.given:
+            return "it is draining"
+        return ", ".join(f"no {name}" for name, is_there in self._needs().items() if not is_there)
+
+    def state(self) -> dict[str, object]:
+        """What ``/readyz`` answers."""
+        return {**self._needs(), "draining": self.drain_notice.given, "generation": self.snapshot.generation}
+
+    def _needs(self) -> dict[str, bool]:
+        return {
+            "snapshot": self.snapshot.tables is not None,
+            "redis": self.replicas.reachable,
+            "current": self.heartbeat.current,
+        }
+
+
 class Routes:
     """Finds the route of a request and answers it."""
 
@@ -44,9 +73,7 @@ class Routes:
         self,
         lifecycle: Lifecycle,
         preparation: Preparation,
-        snapshot: Snapshot,
-        heartbeat: Heartbeat,
-        replicas: Replicas,
+        readiness: GatewayReadiness,
         listing_hints: ListingHints,
         quota: QuotaReader,
         cors: Cors,
@@ -54,9 +81,7 @@ class Routes:
         self._cors = cors
         self._lifecycle = lifecycle
         self._preparation = preparation
-        self._snapshot = snapshot
-        self._heartbeat = heartbeat
-        self._replicas = replicas
+        self._readiness = readiness
         self._listing_hints = listing_hints
         self._quota = quota
         self._table: dict[str, tuple[str, Serve]] = {
@@ -150,21 +175,8 @@ class Routes:
         await _answer(client, {"status": "alive"})
 
     async def _ready(self, client: Client, _request_id: str) -> None:
-        state = self._state()
-        ready = all(state.values())
-        answer = {"ready": ready, **state, "generation": self._snapshot.generation}
-        await _answer(client, answer, status=200 if ready else 503)
-
-    def not_ready(self) -> str:
-        """What this process lacks to serve requests; empty when nothing."""
-        return ", ".join(f"no {name}" for name, is_there in self._state().items() if not is_there)
-
-    def _state(self) -> dict[str, bool]:
-        return {
-            "snapshot": self._snapshot.tables is not None,
-            "redis": self._replicas.reachable,
-            "current": self._heartbeat.current,
-        }
+        ready = not self._readiness.not_ready()
+        await _answer(client, {"ready": ready, **self._readiness.state()}, status=200 if ready else 503)
 
     async def _unknown_path(self, client: Client, _request_id: str) -> None:
         raise NotFound(

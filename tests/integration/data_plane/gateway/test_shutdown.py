@@ -8,6 +8,7 @@ import time
 import openai
 import pytest
 
+from tenora.stack.program import answers
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.integration.data_plane.conftest import BRISK, assert_settled, chat, slowly
@@ -29,6 +30,27 @@ def test_sigterm_lets_running_streams_finish(stack, tenant):
         assert leaving.process.wait(10) == 0
     assert [event.outcome for event in tenant.events()] == ["done"] * 5
     assert tenant.holds_nothing()
+
+
+def test_a_gateway_that_gives_notice_accepts_requests_while_it_is_not_ready(stack, tenant):
+    slowly(stack, output_tokens=1)
+    with processes.gateway(stack.folder, stack.redis_url, "noticed", **BRISK, gateway_drain_notice_s=300) as noticed:
+        client = tenant.sdk(noticed.url)
+        noticed.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not answers(f"{noticed.url}/readyz"), what="the gateway to be not ready")
+        assert not answers(noticed.metrics_url.replace("/metrics", "/readyz"))
+        assert answers(f"{noticed.url}/livez")
+        assert chat(client).choices[0].finish_reason == "stop"
+        assert noticed.process.poll() is None
+        noticed.process.send_signal(signal.SIGTERM)  # the notice ends, and the drain finds nothing to wait for
+        assert noticed.process.wait(10) == 0
+
+
+def test_the_drain_follows_the_notice_at_every_worker(stack):
+    settings = {**BRISK, "gateway_drain_notice_s": 0.2, "workers": 2}
+    with processes.gateway(stack.folder, stack.redis_url, "noticed", **settings) as noticed:
+        noticed.process.send_signal(signal.SIGTERM)
+        assert noticed.process.wait(10) == 0
 
 
 def test_sigterm_settles_requests_that_do_not_end_in_time(stack, tenant):
