@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-profile test-clients test-ray soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
+.PHONY: help setup demo test test-unit test-profile test-clients test-deploy test-ray soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
 PYTHON ?= python3.11
 export TENORA_FLAVOR ?= cpu
 # uv leaves bytecode to the first run. A machine that never writes it pays 8 s of CPU time in each process that imports vLLM.
@@ -40,6 +40,9 @@ test-clients: setup ## anthropic, instructor, litellm, LangChain, LlamaIndex, op
 
 test-ray: setup ## the placer of replicas on a Ray cluster of four nodes, three of which are killed (installs Ray)
 	@sh requirements/ray.sh && $(PYTEST) --suite all -m ray
+
+test-deploy: setup ## the Helm chart against Kubernetes' schemas, and two gateways behind a real Envoy
+	@sh requirements/deploy.sh && $(PYTEST) --suite all -m deploy
 
 fuzz: setup ## look for uploads that the header reader misreads, for FUZZ_SECONDS (60)
 	@$(BIN)/python tests/fuzz/fuzz_header.py $(or $(FUZZ_SECONDS),60)

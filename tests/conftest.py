@@ -1,7 +1,6 @@
 """Fixtures for every test: real Postgres, Valkey and S3, started once for the session from the embedded servers."""
 
 import gc
-import importlib.util
 import os
 import secrets
 import ssl
@@ -36,7 +35,6 @@ from tests.fixtures.least_privilege import POSTGRES_ROLES, REDIS_USERS
 from tests.fixtures.server_data import server_data_folder
 
 _HAS_GPU = Path("/proc/driver/nvidia/version").exists()
-_HAS_RAY = importlib.util.find_spec("ray") is not None
 CLIENTS = Path(__file__).parent.parent / ".clients"
 # Each TLS context reads all certificates that it trusts, 25 ms of processor time. Tests and their processes speak to
 # this machine alone, so they trust one certificate, whose key is gone.
@@ -46,8 +44,9 @@ LEFT_OUT = {
     "soak": "{} soak tests deselected: `make soak` runs them",
     "functional": "{} functional tests deselected: `make test` runs them",
     "gpu": "{} GPU tests deselected: this machine has no CUDA device",
-    "ray": "{} tests of Ray deselected: `make test-ray` installs it",
+    "ray": "{} tests of Ray deselected: `make test-ray` runs them",
     "clients": "{} client tests deselected: `make test-clients` installs them",
+    "deploy": "{} tests of deploy/ deselected: `make test-deploy` runs them",
     "stripe_live": "{} tests at Stripe deselected: `pytest -m stripe_live`, TENORA_STRIPE_LIVE_TEST_KEY set",
 }
 _left_out = pytest.StashKey[dict[str, int]]()
@@ -107,9 +106,12 @@ def _is_property(item: pytest.Item) -> bool:
     return bool(item.get_closest_marker("hypothesis")) or is_hypothesis_test(getattr(item, "obj", None))
 
 
-def _asks_for_stripe(config: pytest.Config) -> bool:
-    """Only on demand and with a key: those tests leave the machine and create objects in somebody's account."""
-    return "stripe_live" in config.option.markexpr and bool(os.environ.get("TENORA_STRIPE_LIVE_TEST_KEY"))
+def _asks_for(marker: str, config: pytest.Config) -> bool:
+    """Only on demand; those at Stripe need a key too, since they leave the machine and create objects in somebody's
+    account.
+    """
+    has_key = marker != "stripe_live" or os.environ.get("TENORA_STRIPE_LIVE_TEST_KEY")
+    return marker in config.option.markexpr and bool(has_key)
 
 
 def _turn(item: pytest.Item) -> int:
@@ -124,10 +126,9 @@ def _reason_to_leave_out(item: pytest.Item, suite: str) -> str | None:
     client = item.get_closest_marker("clients")
     if client is not None and not (CLIENTS / client.args[0]).exists():
         return "clients"
-    if item.get_closest_marker("ray") and not _HAS_RAY:
-        return "ray"
-    if item.get_closest_marker("stripe_live") and not _asks_for_stripe(item.config):
-        return "stripe_live"
+    for marker in ("deploy", "ray", "stripe_live"):
+        if item.get_closest_marker(marker) and not _asks_for(marker, item.config):
+            return marker
     if suite == "functional" and _is_soak(item):
         return "soak"
     if suite == "soak" and not (_is_soak(item) or _is_property(item) or item.get_closest_marker("timed")):

@@ -1,6 +1,7 @@
 """The locks of the processes' images: they leave out what a process must not have, and hold all that it imports."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -48,6 +49,17 @@ def pinned(lock: str) -> dict[str, str]:
     )
 
 
+def copy_files_of_image(target: str, to: Path) -> None:
+    """What the Containerfile's COPY lines of ``target`` bring."""
+    stages = re.split(r"^FROM \S+ AS ", (ROOT / "deploy" / "Containerfile").read_text(), flags=re.MULTILINE)
+    (stage,) = (stage for stage in stages if stage.startswith(f"{target}\n"))
+    for *names, into in (line.split() for line in re.findall(r"^COPY (.*)$", stage, re.MULTILINE)):
+        for name in names:
+            place = to / into / Path(name).name if into.endswith("/") else to / into
+            place.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, place)
+
+
 @pytest.mark.parametrize("process", ABSENT)
 def test_a_process_has_only_its_own_packages_in_the_versions_that_tests_run(process):
     packages = pinned(process)
@@ -65,7 +77,8 @@ def test_a_lock_pins_hashes_and_names_no_registry(lock):
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("process", PROGRAMS)
-def test_a_process_imports_everything_in_an_environment_of_its_lock_alone(process, tmp_path):
+def test_a_process_finds_everything_in_the_packages_and_files_of_its_image(process, tmp_path):
+    copy_files_of_image(process, tmp_path / "image")
     script = (
         f'. requirements/uv.sh; "$uv" venv -q --python .venv/bin/python {tmp_path}/env; '
         f"uv_install {tmp_path}/env/bin/python --require-hashes -r requirements/{process}.lock"
@@ -74,7 +87,7 @@ def test_a_process_imports_everything_in_an_environment_of_its_lock_alone(proces
     for arguments in PROGRAMS[process]:
         result = subprocess.run(
             (tmp_path / "env/bin/python", *arguments),
-            cwd=ROOT,
+            cwd=tmp_path / "image",
             env={"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
             text=True,
