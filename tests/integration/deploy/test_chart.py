@@ -17,6 +17,7 @@ from tenora.docs.settings_page import PROCESSES
 
 pytestmark = pytest.mark.deploy
 ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "DEPLOY.md"
 PYTHON = ROOT / ".deploy" / "bin" / "python"
 IMAGES = {"images": {name: f"registry.example.com/tenora-{name}:1" for name in ("gateway", "control", "engine")}}
 
@@ -228,6 +229,15 @@ def test_a_pool_follows_the_fleet_process_through_keda(keda):
         },
     }
     assert "replicas" not in find(keda, "Deployment", "pool-chat")["spec"]
+
+
+def test_the_values_of_the_page_are_accepted(tmp_path):
+    """Those of step 2 and of step 5, which a reader keeps in one file, and the variables of ``--set-json``."""
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("".join(re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)))
+    chart = rendered({"pools": {"chat": {"env": pool()["pools"]["chat"]["env"]}}}, str(mine))
+    assert (chart["lint"], chart["invalid"], chart["unknown"]) == ([], [], [])
+    assert find(chart, "Deployment", "pool-chat")["spec"]["replicas"] == 3
 
 
 def test_yaml_outside_of_the_templates_is_clean():
