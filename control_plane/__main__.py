@@ -42,8 +42,9 @@ def _worker(_: argparse.Namespace) -> int:
 def _fleet(_: argparse.Namespace) -> int:
     with quick_imports():
         from control_plane import fleet_process
+        from control_plane.pools.settings import FleetSettings
 
-    return fleet_process.run(PostgresSettings(), RedisSettings())
+    return fleet_process.run(PostgresSettings(), RedisSettings(), FleetSettings())
 
 
 def _migrate(_: argparse.Namespace) -> int:

@@ -40,6 +40,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "cordons": _MASTER,
     "pools": _MASTER,
     "pool_revisions": {WEB: _ADD, WORKER: _READ},
+    "pool_decisions": {WEB: _READ, WORKER: "SELECT, INSERT, DELETE"},
     "adapters": _SHARED,
     "aliases": _SHARED,
     "revisions": _SHARED,

@@ -74,3 +74,13 @@ LOOP_FAILURES = Counter("tenora_control_loop_failures_total", "Failed rounds of 
 LOOP_ALIVE = Gauge(
     "tenora_control_loop_last_step_unixtime", "Time at which a worker loop last finished a round.", ["loop"]
 )
+WANTED_REPLICAS = Gauge(
+    "tenora_fleet_wanted_replicas",
+    "Replicas that a pool should have. Only the fleet process that decides exports it; read its max().",
+    ["pool"],
+)
+MISSING_SIGNALS = Counter(
+    "tenora_fleet_missing_signals_total",
+    "Rounds in which a pool kept its count because gateways or replicas did not report.",
+    ["pool"],
+)

@@ -25,6 +25,7 @@ _READS: Final[Mapping[str, tuple[str, ...]]] = {
     WORKER: ("tenora:*",),
     GATEWAY: (
         "tenora:snapshot*", "tenora:blob:*", "tenora:replicas", "tenora:replica:*", "tenora:usage:recorded",
+        "tenora:fleet:wanted",
     ),
     REPLICA: ("tenora:snapshot*", "tenora:prefetch"),
     BILLING: ("tenora:snapshot*",),

@@ -33,7 +33,7 @@ CANARY_RESULTS: Final = "tenora:canary:results"  # list of CanaryResult
 PREFETCH_HINTS: Final = "tenora:prefetch"  # stream of PrefetchHint in field "hint"
 PREFETCH_HINTS_MAX: Final = 1_000
 
-# Written by the fleet process, read by placers.
+# Written by the fleet process, read by placers and gateways.
 FLEET_WANTED: Final = "tenora:fleet:wanted"  # hash: WantedPool by the pool's name
 
 # Written by gateways, read by the control plane.
@@ -129,6 +129,11 @@ def gateway(gateway_id: str) -> str:
 def gateway_backlog(gateway_id: str, base_model: str) -> str:
     """A gateway's backlog on the replicas of a base model, read by the other gateways. It expires after seconds."""
     return f"tenora:gateway:{gateway_id}:backlog:{base_model}"
+
+
+def gateway_demand(gateway_id: str) -> str:
+    """GatewayDemand of a gateway, read by the fleet process. It expires after seconds."""
+    return f"tenora:gateway:{gateway_id}:demand"
 
 
 def gateway_mark(gateway_id: str) -> str:

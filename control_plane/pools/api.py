@@ -11,10 +11,11 @@ from sqlalchemy import Engine
 from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit, page_from
-from control_plane.pools import service
+from control_plane.pools import decisions, service
 from control_plane.pools.schemas import (
     NewPool,
     NewPoolRevision,
+    PoolDecisionView,
     PoolPatch,
     PoolRevisionChoice,
     PoolRevisionView,
@@ -62,7 +63,7 @@ class AdminPools(Controller):
         redis: NamedDependency[Redis],
         principal: NamedDependency[Principal],
     ) -> PoolView:
-        """Change a pool's hardware label, and how many replicas it may have."""
+        """Change a pool's hardware label, how many replicas it may have, and its latency targets."""
         with unit_of_work(engine) as session:
             return service.change(session, redis, pool, data, principal=principal)
 
@@ -104,3 +105,18 @@ class AdminPools(Controller):
         """
         with unit_of_work(engine) as session:
             return service.use(session, redis, pool, data.revision, principal=principal)
+
+    @get("/{pool:str}/decisions", sync_to_thread=True)
+    def list_pool_decisions(
+        self, pool: _Name, engine: NamedDependency[Engine], cursor: PageCursor = None, limit: PageLimit = 50
+    ) -> Page[PoolDecisionView]:
+        """List the changes of the number of replicas that the pool should have, the newest first. The last 1,000 are
+        kept.
+        """
+        with unit_of_work(engine) as session:
+            return page_from(
+                lambda after, limit: decisions.decisions(session, pool, after=after, limit=limit),
+                cursor=cursor,
+                limit=limit,
+                key=lambda decision: str(decision.id),
+            )

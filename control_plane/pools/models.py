@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKeyConstraint, Text, UniqueConstraint
+from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKeyConstraint, Index, Text, UniqueConstraint
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlmodel import Field, SQLModel
 
@@ -16,6 +16,8 @@ class PoolRow(SQLModel, table=True):
     __tablename__ = "pools"
     __table_args__ = (
         CheckConstraint("replicas_min >= 0 AND replicas_min <= replicas_max", name="replicas_ordered"),
+        CheckConstraint("ttft_target_ms > 0", name="ttft_target_positive"),
+        CheckConstraint("itl_target_ms > 0", name="itl_target_positive"),
         ForeignKeyConstraint(["name", "revision"], ["pool_revisions.pool", "pool_revisions.number"], use_alter=True),
     )
 
@@ -26,6 +28,8 @@ class PoolRow(SQLModel, table=True):
     replicas_min: int = Field(sa_type=BigInteger)
     replicas_max: int = Field(sa_type=BigInteger)
     revision: int | None = Field(default=None, sa_type=BigInteger)
+    ttft_target_ms: int | None = Field(default=None, sa_type=BigInteger)
+    itl_target_ms: int | None = Field(default=None, sa_type=BigInteger)
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
 
 
@@ -42,4 +46,21 @@ class PoolRevisionRow(SQLModel, table=True):
     engine: str = Field(sa_type=Text)
     settings: dict[str, Any] = Field(sa_type=JSONB)
     created_by: str = Field(sa_type=Text)
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+
+
+class PoolDecision(SQLModel, table=True):
+    """A change of the number of replicas that a pool should have, with what it was computed from. The newest row holds
+    the number; old rows are deleted.
+    """
+
+    __tablename__ = "pool_decisions"
+    __table_args__ = (Index("ix_pool_decisions_pool_id", "pool", "id"),)
+
+    id: int | None = Field(default=None, primary_key=True, sa_type=BigInteger)
+    pool: str = Field(foreign_key="pools.name", sa_type=Text)
+    replicas_before: int = Field(sa_type=BigInteger)
+    replicas: int = Field(sa_type=BigInteger)
+    reason: str = Field(sa_type=Text)
+    inputs: dict[str, Any] = Field(sa_type=JSONB)
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))

@@ -12,6 +12,9 @@ PoolName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}(?!\n)$
 _Replicas = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 _Min = Annotated[_Replicas, about("Fewest replicas.")]
 _Max = Annotated[_Replicas, about("Most replicas.")]
+_TargetMs = Annotated[int, msgspec.Meta(ge=1, le=600_000)]
+_Ttft = about("Milliseconds to the first token that 95 % of streams should stay below; null for no target.")
+_Itl = about("Milliseconds between two tokens that 95 % of streams should stay below; null for no target.")
 _Hardware = Annotated[
     str,
     msgspec.Meta(max_length=100, pattern=fields.ONE_LINE_OR_EMPTY, description="Machines that it runs on."),
@@ -40,6 +43,8 @@ class NewPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hardware: _Hardware = ""
     replicas_min: _Min = 1
     replicas_max: _Max = 1
+    ttft_target_ms: Annotated[_TargetMs | None, _Ttft] = None
+    itl_target_ms: Annotated[_TargetMs | None, _Itl] = None
 
 
 class PoolPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +53,8 @@ class PoolPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     hardware: _Hardware | msgspec.UnsetType = msgspec.UNSET
     replicas_min: _Min | msgspec.UnsetType = msgspec.UNSET
     replicas_max: _Max | msgspec.UnsetType = msgspec.UNSET
+    ttft_target_ms: Annotated[_TargetMs | None, _Ttft] | msgspec.UnsetType = msgspec.UNSET
+    itl_target_ms: Annotated[_TargetMs | None, _Itl] | msgspec.UnsetType = msgspec.UNSET
 
 
 class NewPoolRevision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,6 +90,8 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     hardware: Annotated[str, about("Machines that it runs on.")]
     replicas_min: Annotated[int, about("Fewest replicas.")]
     replicas_max: Annotated[int, about("Most replicas.")]
+    ttft_target_ms: Annotated[int | None, _Ttft]
+    itl_target_ms: Annotated[int | None, _Itl]
     revision: Annotated[int | None, about("Number of the revision in force; null before the first.")]
     replicas: Annotated[tuple[PoolReplicas, ...], about("Live replicas, by revision and state.")]
     created_at: Annotated[datetime, fields.CREATED_AT]
@@ -99,4 +108,24 @@ class PoolRevisionView(msgspec.Struct, frozen=True, kw_only=True):
     settings: Annotated[dict[str, int | str], _Settings]
     environment: Annotated[dict[str, str], about("Variables that a replica of the revision needs beside its secrets.")]
     created_by: Annotated[str, about("Id of the key that added it.")]
+    created_at: Annotated[datetime, fields.CREATED_AT]
+
+
+class PoolDecisionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the number of replicas that a pool should have."""
+
+    id: Annotated[int, about("Number of the decision; a later one is larger.")]
+    replicas_before: Annotated[int, about("Replicas that the pool should have had before.")]
+    replicas: Annotated[int, about("Replicas that the pool should have since then.")]
+    reason: Annotated[
+        str,
+        about(
+            "Signal that asked for most replicas (requests, pages, prefill, decode, slots, latency, redundancy, idle), "
+            "`less load`, `bounds` for a change of replicas_min or replicas_max, or `first`."
+        ),
+    ]
+    inputs: Annotated[
+        dict[str, Any],
+        about("What it was computed from: the signals, how many replicas each of them asked for, and the settings."),
+    ]
     created_at: Annotated[datetime, fields.CREATED_AT]

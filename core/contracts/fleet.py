@@ -1,4 +1,5 @@
-"""What placers keep running. The fleet process writes it, one entry for each pool; a placer reads it.
+"""What placers keep running. The fleet process writes it, one entry for each pool; placers read it, and gateways for
+what an empty pool may get.
 
 A placer starts and stops copies, and sets their environment; it decides nothing. An entry that is missing says nothing:
 what runs goes on.
@@ -19,10 +20,17 @@ class WantedRevision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WantedPool(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool's revisions with replicas, the one in force first."""
+    """The pool's revisions with replicas, the one in force first. ``start_s`` is how long its replicas last took to
+    start, 0 before any has; ``grew_ms`` is when more replicas were last wanted, in Unix milliseconds.
+    """
 
     pool: str
     revisions: tuple[WantedRevision, ...]
+    base_model: str = ""
+    rank_max: int = 0
+    replicas_max: int = 0
+    start_s: int = 0
+    grew_ms: int = 0
 
 
 def read_wanted(encoded: bytes) -> WantedPool | None:

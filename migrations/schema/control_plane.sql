@@ -40,8 +40,12 @@ CREATE TABLE pools (
     replicas_min bigint NOT NULL,
     replicas_max bigint NOT NULL,
     revision bigint,
+    ttft_target_ms bigint,
+    itl_target_ms bigint,
     created_at timestamptz NOT NULL,
-    CONSTRAINT ck_pools_replicas_ordered CHECK (replicas_min >= 0 AND replicas_min <= replicas_max)
+    CONSTRAINT ck_pools_replicas_ordered CHECK (replicas_min >= 0 AND replicas_min <= replicas_max),
+    CONSTRAINT ck_pools_ttft_target_positive CHECK (ttft_target_ms > 0),
+    CONSTRAINT ck_pools_itl_target_positive CHECK (itl_target_ms > 0)
 );
 
 CREATE TABLE pool_revisions (
@@ -59,6 +63,17 @@ CREATE TABLE pool_revisions (
 );
 ALTER TABLE pools ADD CONSTRAINT fk_pools_name_revision_pool_revisions
     FOREIGN KEY (name, revision) REFERENCES pool_revisions (pool, number);
+
+CREATE TABLE pool_decisions (
+    id BIGSERIAL CONSTRAINT pk_pool_decisions PRIMARY KEY,
+    pool text NOT NULL CONSTRAINT fk_pool_decisions_pool_pools REFERENCES pools (name),
+    replicas_before bigint NOT NULL,
+    replicas bigint NOT NULL,
+    reason text NOT NULL,
+    inputs jsonb NOT NULL,
+    created_at timestamptz NOT NULL
+);
+CREATE INDEX ix_pool_decisions_pool_id ON pool_decisions (pool, id);
 
 CREATE TABLE idempotent_responses (
     caller text NOT NULL,

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from billing.worker import WORKER_PARTS
+from control_plane.pools.settings import FleetSettings
 from control_plane.settings import CONTROL_PARTS
 from core.settings import Fragment, PostgresSettings, RedisSettings, TelemetrySettings
 from data_plane.engine.settings import REPLICA_PARTS
@@ -32,7 +33,9 @@ class Process:
 PROCESSES: Final = (
     Process("Gateway", "python -m data_plane gateway", (GatewaySettings,)),
     Process("Control plane", "python -m control_plane web` and `python -m control_plane worker", CONTROL_PARTS),
-    Process("Fleet", "python -m control_plane fleet", (PostgresSettings, RedisSettings, TelemetrySettings)),
+    Process(
+        "Fleet", "python -m control_plane fleet", (FleetSettings, PostgresSettings, RedisSettings, TelemetrySettings)
+    ),
     Process("Billing worker", "python -m billing worker", WORKER_PARTS),
     Process("Replica", "python -m data_plane replica", REPLICA_PARTS),
     Process("Ray placer", "tenora ray-placer", (RayPlacerSettings,)),

@@ -1,0 +1,48 @@
+"""What gateways report about the demand for replicas. Each gateway writes its report every second with a short expiry;
+the fleet process reads them all. How many replicas that means is not here.
+"""
+
+import msgspec
+import structlog
+
+
+class WaitingDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one base model for adapters of one rank (0: none) that wait, or were refused for lack of room in the
+    last seconds. ``pages`` are the KV pages that they may take; flex requests wait for what others leave, so theirs
+    do not count. ``adapters`` are short names.
+    """
+
+    base_model: str
+    rank: int
+    requests: int
+    pages: int
+    adapters: tuple[str, ...] = ()
+
+
+class ServedDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pool served for the gateway in the last seconds. A percentile of too few requests is None. ``adapters``
+    are short names of those that run now.
+    """
+
+    pool: str
+    input_tokens_per_s: float
+    output_tokens_per_s: float
+    ttft_p95_ms: int | None = None
+    itl_p95_ms: int | None = None
+    adapters: tuple[str, ...] = ()
+
+
+class GatewayDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """The report of one gateway process."""
+
+    waiting: tuple[WaitingDemand, ...] = ()
+    served: tuple[ServedDemand, ...] = ()
+
+
+def read_demand(encoded: bytes) -> GatewayDemand | None:
+    """A report as its gateway wrote it; None, which is logged, for one that cannot be read."""
+    try:
+        return msgspec.json.decode(encoded, type=GatewayDemand)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        structlog.get_logger().error("demand of a gateway unreadable", error=str(error))
+        return None
