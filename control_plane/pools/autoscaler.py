@@ -62,6 +62,8 @@ class PoolScaler:
     def decide(self, current: int, bounds: PoolBounds, signals: PoolSignals | None, now_s: float) -> Decision:
         """The next target. Without signals the pool keeps its count, within its bounds."""
         if bounds.least == bounds.most or signals is None:
+            self._began_s = self._active_s = now_s
+            self._stays.clear()
             target = min(max(current, bounds.least), bounds.most)
             return Decision(target=target, reason="bounds" if target != current else "unchanged")
         goals = PoolGoals(

@@ -17,6 +17,8 @@ from core import telemetry
 from core.ids import new_id
 from core.newest_published import NewestPublished
 from data_plane.gateway.admission.admission import Admission
+from data_plane.gateway.admission.demand_report import DemandReport
+from data_plane.gateway.admission.empty_pools import EmptyPools
 from data_plane.gateway.admission.fair_queue import QueueBounds
 from data_plane.gateway.admission.pool_queue import WaitLimits
 from data_plane.gateway.admission.quota_slices import QuotaSlices
@@ -119,10 +121,24 @@ class _Gateway:
             settings, self._snapshot, self._heartbeat, self._threads, self._counters, self._schemas
         )
         self.readiness = GatewayReadiness(self._snapshot, self._heartbeat, self._replicas, self._drain_notice)
+        queue = _wait_queue(settings, self._replicas)
+        self._demand = DemandReport(
+            redis, gateway_id, self._replicas, queue, adapters_max=settings.peer_backlog_adapters_max
+        )
+        admission = Admission(
+            self._replicas,
+            reservations,
+            settler,
+            queue,
+            self._slices,
+            EmptyPools(redis, clock.now_ms),
+            self._demand,
+            deadline_ms=settings.reserve_deadline_ms,
+        )
         self._lifecycle = Lifecycle(
             settings,
             self._preparation,
-            _admission(settings, self._replicas, reservations, settler, self._slices),
+            admission,
             settler,
             _relay(settings, self._engines, self._circuits, self._replicas, self._unary_progress),
             self._idempotency,
@@ -149,6 +165,7 @@ class _Gateway:
             # Once before any connection is accepted. If it fails now, the loops keep trying and /readyz reports it.
             with contextlib.suppress(RedisError, OSError):
                 await self._snapshot.load()
+                await self._demand.write()  # first, so that no heartbeat is without a report
                 await self._heartbeat.write()
                 await self._replicas.refresh()
             followers = _start(
@@ -158,6 +175,7 @@ class _Gateway:
                 tokenizers=self._counters.run_forever(self._snapshot),
                 replicas=self._replicas.run_forever(),
                 circuits=self._circuits.run_forever(),
+                demand=self._demand.run_forever(),
                 unary_progress=self._unary_progress.run_forever(),
                 access_watch=self._access_watch.run_forever(),
                 idempotency=self._idempotency.run_forever(),
@@ -260,9 +278,7 @@ def _slices(settings: GatewaySettings, connection: RedisConnection, settler: Set
     return QuotaSlices(long, settler, settings, lease_s=long_s)
 
 
-def _admission(
-    settings: GatewaySettings, replicas: Replicas, reservations: Reservations, settler: Settler, slices: QuotaSlices
-) -> Admission:
+def _wait_queue(settings: GatewaySettings, replicas: Replicas) -> WaitQueue:
     costs = PlacementCosts(
         store_ms=settings.placement_store_ms,
         disk_ms=settings.placement_disk_ms,
@@ -285,8 +301,7 @@ def _admission(
     backlog_bounds = BacklogBounds(
         tenants_max=settings.peer_backlog_tenants_max, adapters_max=settings.peer_backlog_adapters_max
     )
-    wait_queue = WaitQueue(replicas, costs, bounds, wait_limits, backlog_bounds)
-    return Admission(replicas, reservations, settler, wait_queue, slices, deadline_ms=settings.reserve_deadline_ms)
+    return WaitQueue(replicas, costs, bounds, wait_limits, backlog_bounds)
 
 
 def _freeze_loaded_objects() -> None:

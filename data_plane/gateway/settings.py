@@ -207,7 +207,10 @@ class GatewaySettings(
         default=1024, ge=1, le=10_000, description="Tenants that a gateway reports by name to others; the rest as one."
     )
     peer_backlog_adapters_max: int = Field(
-        default=1024, ge=0, le=100_000, description="Adapters in use that a gateway reports to the other gateways."
+        default=1024,
+        ge=0,
+        le=100_000,
+        description="Adapters in use that a gateway reports to the other gateways and to the fleet process.",
     )
     peer_backlog_stale_ms: int = Field(
         default=1000, ge=500, description="Age after which gateways ignore another gateway's report of its tenants."

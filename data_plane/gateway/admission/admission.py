@@ -6,6 +6,7 @@ Fails closed: while Redis does not answer in time, only requests that a quota sl
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +18,12 @@ from redis.exceptions import RedisError
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.usage import UsageEvent
 from core.errors import InvalidRequest, Unavailable
+from core.kv_pages import PAGE_TOKENS
+from core.rank_classes import fits
 from data_plane.gateway import metrics
 from data_plane.gateway.admission.assignment import Assignment
+from data_plane.gateway.admission.demand_report import DemandReport
+from data_plane.gateway.admission.empty_pools import EmptyPools
 from data_plane.gateway.admission.fair_queue import service
 from data_plane.gateway.admission.quota_slices import QuotaSlices
 from data_plane.gateway.admission.wait_queue import WaitQueue
@@ -32,7 +37,10 @@ from data_plane.gateway.settlement.settler import Hold, Settler
 Watch = Callable[[Callable[[], None] | None], None]
 _log = structlog.get_logger()
 _TENANT_ONLY: Final = -1  # no replica has so few pages: the script checks the tenant's limits alone
+_NO_REPLICA: Final = "none", PAGE_TOKENS  # id and block of a replica that has not started
 _NO_REPLICA_RETRY_S: Final = 2.0
+_LACKS_REPLICAS: Final = frozenset({"no_replica", "overloaded"})
+"""Codes of refusals that more replicas would have avoided."""
 _IMMEDIATE_MAX: Final = 3
 """Replicas to try before a request waits: each lost its free pages after this process last saw it."""
 
@@ -57,6 +65,8 @@ class Admission:
         settler: Settler,
         queue: WaitQueue,
         slices: QuotaSlices,
+        empty_pools: EmptyPools,
+        demand: DemandReport,
         *,
         deadline_ms: int,
     ) -> None:
@@ -65,12 +75,26 @@ class Admission:
         self._settler = settler
         self._queue = queue
         self._slices = slices
+        self._empty_pools = empty_pools
+        self._demand = demand
         self._deadline_s = deadline_ms / 1000
 
     async def admit(self, request: InferenceRequest, allowance: Allowance, watch: Watch) -> Placement:
         """Place a request, at once or after a wait. Raises QuotaExceeded, Unavailable, InvalidRequest for a request
         that no replica can hold, or ClientGone when ``watch`` reports that the caller disconnected.
         """
+        try:
+            return await self._admit(request, allowance, watch)
+        except Unavailable as refusal:
+            if refusal.code in _LACKS_REPLICAS:
+                self._demand.refused(request)
+                if refusal.code == "overloaded" and not self._has_ready_replica(request):
+                    ready_in_s = await self._empty_pools.ready_in_s(request.base_model, request.rank)
+                    if ready_in_s is not None:
+                        raise _not_started(request, ready_in_s) from refusal
+            raise
+
+    async def _admit(self, request: InferenceRequest, allowance: Allowance, watch: Watch) -> Placement:
         for assignment in itertools.islice(self._queue.assign_now(request), _IMMEDIATE_MAX):
             if placement := await self._reserve_on(request, allowance, assignment):
                 return placement
@@ -135,15 +159,34 @@ class Admission:
         placement.assignment.correct(0 if event is None else service(event.input_tokens, event.output_tokens))
         self._replicas.free(placement.replica)
         self._queue.wake(request.base_model)
+        if event is not None:
+            self._demand.served(placement.replica.pool, event, request.sequences)
 
     async def _require_admissible(self, request: InferenceRequest, allowance: Allowance) -> None:
-        """Refuse a request that would wait in vain: no replica can serve it, or its tenant is over a limit."""
+        """Refuse a request that would wait in vain: no replica can serve it in time, or its tenant is over a limit."""
         able = self._queue.ranking(request).able
         if not able:
-            raise self._no_replica(request)
-        verdict = await self._reserve(request, allowance, able[0].status, _TENANT_ONLY)
+            await self._require_start_in_time(request)
+        replica_id, block_tokens = (able[0].status.id, able[0].status.block_tokens) if able else _NO_REPLICA
+        verdict = await self._reserve(request, allowance, replica_id, block_tokens, _TENANT_ONLY)
         if verdict.blocked_by != REPLICA_PAGES:
             raise quota_exceeded(verdict, tokens=request.tokens)
+
+    async def _require_start_in_time(self, request: InferenceRequest) -> None:
+        """Refuse a request that no live replica can serve, unless one should start while the request can wait."""
+        refusal = self._refusal(request)
+        if isinstance(refusal, InvalidRequest) or self._has_ready_replica(request):
+            raise refusal
+        ready_in_s = await self._empty_pools.ready_in_s(request.base_model, request.rank)
+        if ready_in_s is None:
+            raise refusal
+        if ready_in_s > self._queue.patience_s(request):
+            raise _not_started(request, ready_in_s)
+
+    def _has_ready_replica(self, request: InferenceRequest) -> bool:
+        """Whether a replica of the request's placement group reports ready, also one behind an open circuit."""
+        replicas = (candidate.status for candidate in self._replicas.pool(request.base_model))
+        return any(replica.state == "ready" and fits(request.rank, replica.rank_max) for replica in replicas)
 
     async def _reserve_on(
         self, request: InferenceRequest, allowance: Allowance, assignment: Assignment
@@ -151,7 +194,7 @@ class Admission:
         """Reserve on the assigned replica; None where the tenant may run but the replica has no room after all."""
         replica, base_model = assignment.candidate.status, request.base_model
         try:
-            verdict = await self._reserve(request, allowance, replica, assignment.pages_max)
+            verdict = await self._reserve(request, allowance, replica.id, replica.block_tokens, assignment.pages_max)
         except BaseException:
             assignment.cancel()
             self._queue.wake(base_model)
@@ -175,33 +218,31 @@ class Admission:
         return Placement(replica, hold, verdict, assignment)
 
     async def _reserve(
-        self, request: InferenceRequest, allowance: Allowance, replica: ReplicaStatus, pages_max: int
+        self, request: InferenceRequest, allowance: Allowance, replica_id: str, block_tokens: int, pages_max: int
     ) -> ReservationResult:
         reservation_request = ReservationRequest(
             request_id=request.id,
             prompts=request.prompts,
             max_tokens=request.max_tokens,
             min_tokens=request.min_tokens,
-            block_tokens=replica.block_tokens,
+            block_tokens=block_tokens,
         )
         started = time.monotonic()
         try:
             return await self._reservations.reserve(
                 reservation_request,
                 allowance,
-                replica_id=replica.id,
+                replica_id=replica_id,
                 replica_pages_max=pages_max,
                 within_s=self._deadline_s,
             )
         except BaseException as error:
             # The script may have run although its answer did not arrive: give back what it may have reserved.
             self._settler.settle_later(
-                Settlement(request_id=request.id, tenant_id=request.tenant_id, replica_id=replica.id)
+                Settlement(request_id=request.id, tenant_id=request.tenant_id, replica_id=replica_id)
             )
             if isinstance(error, RedisError | OSError):
-                if pages_max != _TENANT_ONLY and (
-                    verdict := self._slices.spend(request, allowance, replica.block_tokens)
-                ):
+                if pages_max != _TENANT_ONLY and (verdict := self._slices.spend(request, allowance, block_tokens)):
                     return verdict
                 _log.warning("reservation failed, request refused", error=repr(error))
                 raise Unavailable(
@@ -211,7 +252,7 @@ class Admission:
         finally:
             metrics.RESERVE_SECONDS.observe(time.monotonic() - started)
 
-    def _no_replica(self, request: InferenceRequest) -> InvalidRequest | Unavailable:
+    def _refusal(self, request: InferenceRequest) -> InvalidRequest | Unavailable:
         rank = request.rank
         ready = [
             candidate.status
@@ -232,3 +273,11 @@ class Admission:
             code="request_exceeds_replica",
             param="max_tokens",
         )
+
+
+def _not_started(request: InferenceRequest, ready_in_s: float) -> Unavailable:
+    return Unavailable(
+        f"`{request.base_model}` has no replica now. One should be ready in about {math.ceil(ready_in_s)} s.",
+        code="no_replica",
+        retry_after_s=ready_in_s,
+    )

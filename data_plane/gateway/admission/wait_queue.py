@@ -58,6 +58,17 @@ class WaitQueue:
         replicas.call_after_refresh(self.wake_all)
         replicas.peers.connect(self._backlog, self._apply_backlogs)
 
+    def waiting(self) -> Iterator[InferenceRequest]:
+        """All requests that wait now."""
+        for pool in self._pools.values():
+            for account in pool.queue.accounts():
+                for entry in account.waiting:
+                    yield entry.item.request
+
+    def patience_s(self, request: InferenceRequest) -> float:
+        """How long a request may wait."""
+        return self._limits.flex_wait_s if request.is_flex else self._limits.wait_s
+
     def goes_first(self, request: InferenceRequest) -> bool:
         """Whether no request waits for the pages that this one would take, here or at another gateway."""
         pool = self._pool(request.base_model)
@@ -97,7 +108,7 @@ class WaitQueue:
         """
         loop = asyncio.get_running_loop()
         pool, now = self._pool(request.base_model), loop.time()
-        most_s = self._limits.flex_wait_s if request.is_flex else self._limits.wait_s
+        most_s = self.patience_s(request)
         waiting = WaitingRequest(request, now + most_s, loop.create_future(), now)
         entry = QueueEntry(
             tenant_id=request.share_id, weight=request.limits.weight, tier=request.tier,

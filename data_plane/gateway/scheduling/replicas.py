@@ -8,7 +8,7 @@ without Redis. Residency is advice: when it cannot be read, requests are placed 
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -107,6 +107,10 @@ class Replicas:
             for candidate in candidates
             if self._heartbeats[candidate.status.id][1] >= oldest and self._allows(candidate.status)
         ]
+
+    def candidates(self) -> Collection[Candidate]:
+        """All replicas of all base models."""
+        return self._candidates.values()
 
     def counted_tokens(self, replica: ReplicaStatus) -> int | None:
         """The tokens that an engine has counted since its start, by its last heartbeat; None when it has none now."""
