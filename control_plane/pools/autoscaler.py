@@ -77,11 +77,12 @@ class PoolScaler:
         if not signals.is_idle:
             self._active_s = now_s
         asks = asks_to_grow(signals, goals)
-        if bounds.least == 0 and current and now_s - self._active_s < self._settings.fleet_idle_s:
-            asks["idle"] = 1  # it has not been for long
+        least = bounds.least
+        if current and now_s - self._active_s < self._settings.fleet_idle_s:
+            least = max(least, 1)  # it has not been idle for long
         grow = max(asks.values())
         stay = self._stay(max(*asks_to_stay(signals, goals).values(), grow), now_s)
-        target = next_target(current, grow, stay, least=bounds.least, most=bounds.most)
+        target = next_target(current, grow, stay, least=least, most=bounds.most)
         if target == current:
             reason = "unchanged"
         elif target < current:

@@ -77,10 +77,10 @@ def _asks(signals: PoolSignals, goals: PoolGoals, margin: float, load: float) ->
     asks = {
         "requests": 1 if signals.waiting_requests else 0,
         "pages": _replicas(signals.held_pages + signals.waiting_pages, signals.pages_per_replica * load),
+        "latency": math.ceil(signals.ready * late) if late > 1 else 0,
         "prefill": _replicas(signals.input_tokens_per_s, (signals.input_capacity or 0) * load),
         "decode": _replicas(signals.output_tokens_per_s, (signals.output_capacity or 0) * load),
         "slots": _replicas(signals.adapters, signals.slots_per_replica * margin),
-        "latency": math.ceil(signals.ready * late) if late > 1 else 0,
     }
     if goals.spare and not signals.is_idle:
         asks["redundancy"] = max(asks.values()) + goals.spare

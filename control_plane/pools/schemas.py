@@ -120,7 +120,7 @@ class PoolDecisionView(msgspec.Struct, frozen=True, kw_only=True):
     reason: Annotated[
         str,
         about(
-            "Signal that asked for most replicas (requests, pages, prefill, decode, slots, latency, redundancy, idle), "
+            "Signal that asked for most replicas (requests, pages, prefill, decode, slots, latency, redundancy), "
             "`less load`, `bounds` for a change of replicas_min or replicas_max, or `first`."
         ),
     ]

@@ -11,14 +11,14 @@ class FleetSettings(Fragment):
     """When pools grow and shrink between their ``replicas_min`` and ``replicas_max``."""
 
     fleet_load_percent: int = Field(
-        default=85,
+        default=90,
         ge=10,
         le=100,
         description="Percentage of its replicas' KV pages, or of the tokens per second at which latency was missed, at "
         "which a pool grows.",
     )
     fleet_shrink_load_percent: int = Field(
-        default=75,
+        default=80,
         ge=5,
         le=100,
         description="A pool gives up a replica if the others stay below this percentage without it. At most "

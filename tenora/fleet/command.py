@@ -61,6 +61,37 @@ def lines_of(replicas: list[dict[str, Any]], cordons: list[dict[str, Any]]) -> l
 
 
 @fleet.command()
+@click.argument("pool")
+@click.option("--limit", type=click.IntRange(1, 200), default=10, show_default=True, help="How many decisions.")
+@json_option
+@click.pass_obj
+def explain(access: Access, pool: str, *, limit: int) -> None:
+    """Say why a POOL should have as many replicas as it should: its last decisions, the newest first."""
+
+    def read(client: "ControlPlaneClient") -> None:
+        path = f"/api/v1/admin/pools/{quote(pool, safe='')}/decisions?limit={limit}"
+        found = client.call("GET", path).json()
+        lines = [line for decision in found["data"] for line in explained(decision)]
+        show(found, lambda: click.echo("\n".join(lines) or "no decision yet: the fleet process has not seen the pool"))
+
+    with_admin(access, read)
+
+
+def explained(decision: dict[str, Any]) -> list[str]:
+    """A decision in lines: what changed and why, how many replicas each signal asked for, and the signals."""
+    inputs = decision["inputs"]
+    bounds = inputs["bounds"]
+    change = f"{decision['replicas_before']} -> {decision['replicas']} replicas: {decision['reason']}"
+    lines = [f"{decision['created_at']}  {change}  (allowed {bounds['least']}-{bounds['most']})"]
+    if asks := {name: count for name, count in inputs["asks"].items() if count}:
+        lines.append("    asked for: " + ", ".join(f"{name} {count}" for name, count in asks.items()))
+    if signals := inputs["signals"]:
+        shown = (f"{name} {value:g}" for name, value in signals.items() if value)
+        lines.append("    signals: " + (", ".join(shown) or "no load"))
+    return lines
+
+
+@fleet.command()
 @click.argument("replica_id")
 @click.option("--force", is_flag=True, help="Also the last one that serves a base model or a rank class.")
 @json_option

@@ -49,14 +49,31 @@ def list_pools(access: Access) -> None:
 @click.pass_obj
 def create(access: Access, pool: str, *, base_model: str, rank_max: int, hardware: str, replicas: str) -> None:
     """Create a pool. It has no replicas before its first revision is in force."""
-    least, _, most = replicas.partition("-")
-    if not (least.isdecimal() and most.isdecimal()):
-        raise click.BadParameter("write two numbers, such as 1-3", param_hint="--replicas")
-    body = {
-        "name": pool, "base_model": base_model, "rank_max": rank_max, "hardware": hardware,
-        "replicas_min": int(least), "replicas_max": int(most),
-    }  # fmt: skip
+    body = {"name": pool, "base_model": base_model, "rank_max": rank_max, "hardware": hardware, **_bounds(replicas)}
     send(access, "POST", _POOLS, body, _line)
+
+
+@pools.command()
+@click.argument("pool")
+@click.option("--hardware", help="Machines that it runs on, for people.")
+@click.option("--replicas", metavar="MIN-MAX", help="How many replicas it may have; 0-3 lets an idle pool end all.")
+@click.option("--ttft-ms", type=click.IntRange(0), help="Target of the time to first token; 0 removes it.")
+@click.option("--itl-ms", type=click.IntRange(0), help="Target of the time between tokens; 0 removes it.")
+@json_option
+@click.pass_obj
+def change(
+    access: Access, pool: str, *, hardware: str | None, replicas: str | None, ttft_ms: int | None, itl_ms: int | None
+) -> None:
+    """Change a pool's hardware label, how many replicas it may have, or its latency targets."""
+    body: dict[str, Any] = {} if replicas is None else dict(_bounds(replicas))
+    if hardware is not None:
+        body["hardware"] = hardware
+    for name, value in (("ttft_target_ms", ttft_ms), ("itl_target_ms", itl_ms)):
+        if value is not None:
+            body[name] = value or None
+    if not body:
+        raise click.UsageError("give what to change: --hardware, --replicas, --ttft-ms or --itl-ms")
+    send(access, "PATCH", _path(pool), body, _line)
 
 
 @pools.command()
@@ -118,6 +135,13 @@ def env(access: Access, pool: str, *, revision: int | None) -> None:
 
 def _path(pool: str) -> str:
     return f"{_POOLS}/{quote(pool, safe='')}"
+
+
+def _bounds(given: str) -> dict[str, int]:
+    least, _, most = given.partition("-")
+    if not (least.isdecimal() and most.isdecimal()):
+        raise click.BadParameter("write two numbers, such as 1-3", param_hint="--replicas")
+    return {"replicas_min": int(least), "replicas_max": int(most)}
 
 
 def _setting(given: str) -> tuple[str, int | str]:
