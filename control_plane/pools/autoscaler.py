@@ -17,7 +17,6 @@ from core.contracts.replicas import ReplicaStatus
 
 _CAPACITY_KEPT_S: Final = 3600.0
 _SETTLED_S: Final = 30.0  # latencies are those of as many seconds, and the first of them saw fewer replicas
-_EPSILON_S: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +95,10 @@ class PoolScaler:
         while self._stays and self._stays[-1][1] <= ask:
             self._stays.pop()
         self._stays.append((now_s, ask))
-        oldest_s = now_s - self._settings.fleet_shrink_after_s + _EPSILON_S
+        oldest_s = now_s - self._settings.fleet_shrink_after_s
         while self._stays[0][0] < oldest_s:
             self._stays.popleft()
-        return self._stays[0][1] if self._began_s < oldest_s else None
+        return self._stays[0][1] if self._began_s <= oldest_s else None
 
     def _completed(self, signals: PoolSignals, bounds: PoolBounds, now_s: float) -> PoolSignals:
         """The signals with what was learned earlier, and without latencies of another number of replicas."""
