@@ -10,6 +10,7 @@ import msgspec
 import openai
 import pytest
 import redis as redis_client
+from click.testing import CliRunner
 
 from adapters.base_weights import read_weights
 from control_plane import database_roles
@@ -18,6 +19,7 @@ from control_plane.pools.wanted import FleetDecisions
 from core import db, redis_acl, redis_keys
 from core.contracts.fleet import WantedPool
 from core.settings import RedisSettings
+from tenora.cli import main
 from tenora.stack.program import answers
 from tests.conftest import TLS, wait_until
 from tests.fixtures import processes
@@ -100,7 +102,7 @@ class Asked(threading.Thread):
 
 
 def test_the_first_requests_of_an_empty_pool_start_a_replica_and_none_is_lost(
-    redis, redis_server, tmp_path, checkpoint, pool, decide
+    api, redis, redis_server, tmp_path, checkpoint, pool, decide
 ):
     def decided(count: int) -> bool:
         decide()
@@ -127,3 +129,9 @@ def test_the_first_requests_of_an_empty_pool_start_a_replica_and_none_is_lost(
         print(f"first token {seconds[0]:.2f} s after the engine's start, the last request's {seconds[-1]:.2f} s")
         assert seconds[0] <= FIRST_TOKEN_S_MAX
         wait_until(lambda: decided(0), what="the end of an idle pool")
+    access = ["--control-url", api.url, "--key", api.admin_secret]
+    explained = CliRunner().invoke(main, ["fleet", *access, "explain", "chat"]).output
+    assert "1 -> 0 replicas: less load  (allowed 0-1)\n    signals: ready 1, pages_per_replica" in explained, explained
+    assert (
+        "0 -> 1 replicas: requests  (allowed 0-1)\n    asked for: requests 1\n    signals: waiting_pages" in explained
+    )

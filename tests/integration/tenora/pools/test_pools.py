@@ -31,6 +31,8 @@ def test_a_pool_is_made_revised_used_and_gives_its_replicas_their_variables(run)
     assert run("list").output.endswith("no pools\n")
     made = run("create", "chat", "--base-model", tiny_base().id, "--replicas", "1-3", "--hardware", "H100")
     assert f"chat  {tiny_base().id}  rank 16  1-3 replicas  revision None" in made.output, made.output
+    changed = run("change", "chat", "--replicas", "0-4", "--ttft-ms", 2000, "--itl-ms", 0)
+    assert "0-4 replicas" in changed.output, changed.output
     first = run("revise", "chat", "--weights", WEIGHTS, "--engine", "vllm 0.32.0 gpu", "--set", "engine_slots=16")
     assert "vllm 0.32.0 gpu" in first.output, first.output
     assert run("revise", "chat", "--set", "engine_dtype=float32").exit_code == 0
@@ -48,6 +50,8 @@ def test_a_pool_is_made_revised_used_and_gives_its_replicas_their_variables(run)
     [
         (("create", "x", "--base-model", "none"), "there is no base model"),
         (("create", "x", "--base-model", "tiny", "--replicas", "3"), "write two numbers, such as 1-3"),
+        (("change", "chat"), "give what to change"),
+        (("change", "absent", "--ttft-ms", 900), "There is no pool"),
         (("revise", "absent", "--set", "engine_slots"), "such as engine_slots=16"),
         (("env", "absent"), "There is no pool"),
     ],
