@@ -2,8 +2,8 @@
 that knows the future.
 
 Run: ``python -m benchmarks.autoscale``. Times, steps and pages are modeled; the start times are inputs, the default one
-is measured. The queue-depth rule gets the settings that miss least of those that cost no more than the product. Exits
-with status 1 when a goal is missed.
+is measured. The queue-depth rule gets the settings that miss least of those that cost at most as much as the product.
+Exits with status 1 when a goal is missed.
 """
 
 import json

@@ -125,24 +125,28 @@ class _Gateway:
         self._demand = DemandReport(
             redis, gateway_id, self._replicas, queue, adapters_max=settings.peer_backlog_adapters_max
         )
-        admission = Admission(
+        self._lifecycle = Lifecycle(
+            settings,
+            self._preparation,
+            self._admission(queue, reservations, settler, clock),
+            settler,
+            _relay(settings, self._engines, self._circuits, self._replicas, self._unary_progress),
+            self._idempotency,
+            clock,
+        )
+
+    def _admission(
+        self, queue: WaitQueue, reservations: Reservations, settler: Settler, clock: RedisClock
+    ) -> Admission:
+        return Admission(
             self._replicas,
             reservations,
             settler,
             queue,
             self._slices,
-            EmptyPools(redis, clock.now_ms),
+            EmptyPools(self._redis, clock.now_ms),
             self._demand,
-            deadline_ms=settings.reserve_deadline_ms,
-        )
-        self._lifecycle = Lifecycle(
-            settings,
-            self._preparation,
-            admission,
-            settler,
-            _relay(settings, self._engines, self._circuits, self._replicas, self._unary_progress),
-            self._idempotency,
-            clock,
+            deadline_ms=self._settings.reserve_deadline_ms,
         )
 
     def routes(self) -> Routes:
