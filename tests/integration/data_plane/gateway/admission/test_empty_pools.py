@@ -1,5 +1,6 @@
 """Requests for a base model without a replica, at a gateway that reads what the fleet process wants."""
 
+import contextlib
 import threading
 
 import msgspec
@@ -32,6 +33,8 @@ def gateway_settings():
 def no_replica_is_left(stack):
     yield
     stack.client.delete(redis_keys.FLEET_WANTED, redis_keys.REPLICAS, redis_keys.replica("rep_one"))
+    client = stack.tenant().sdk()
+    wait_until(lambda: not serves(client), what="the gateway to see that no replica is left")
 
 
 def want(stack, *, start_s: int, replicas: int = 1, **changes) -> None:
@@ -50,6 +53,12 @@ def waiting(stack, base_model: str = "tiny-chat") -> int:
     keys = [redis_keys.gateway_demand(each.decode()) for each in stack.client.zrange(redis_keys.GATEWAYS, 0, -1)]
     reports = [msgspec.json.decode(value, type=GatewayDemand) for value in stack.client.mget(keys) if value]
     return sum(demand.requests for report in reports for demand in report.waiting if demand.base_model == base_model)
+
+
+def serves(client: openai.OpenAI) -> bool:
+    with contextlib.suppress(openai.InternalServerError):
+        return bool(chat(client, max_tokens=1))
+    return False
 
 
 def refusal(stack, model: str = "tiny-chat") -> openai.APIStatusError:
