@@ -49,6 +49,7 @@ class FleetDecisions:
         self._missing_since_s: dict[str, float] = {}  # pools without an entry in Redis
         self._scalers: dict[str, PoolScaler] = {}
         self._starts = StartTimes()
+        self._without_signals: set[str] = set()
 
     def run_once(self) -> bool:
         """Decide for each pool, and write what changed. Always returns False: replicas take seconds."""
@@ -108,7 +109,8 @@ class FleetDecisions:
             name, before = pool.name, counts[pool.name]
             if name in signals and signals[name] is None:
                 metrics.MISSING_SIGNALS.labels(name).inc()
-                _log.warning("signals of a pool missing, its count stays", pool=name, replicas=before)
+                if name not in self._without_signals:
+                    _log.warning("signals of a pool missing, its count stays", pool=name, replicas=before)
             scaler = self._scalers.setdefault(name, PoolScaler(self._settings, now_s))
             decision = scaler.decide(before, _bounds(pool), signals.get(name), now_s)
             if name not in latest or decision.target != before:
@@ -116,6 +118,7 @@ class FleetDecisions:
                 inputs = decision.inputs(_bounds(pool), self._settings)
                 latest[name] = decisions.record(session, name, before, decision.target, reason, inputs)
                 _log.info("pool decided", pool=name, before=before, replicas=decision.target, reason=reason)
+        self._without_signals = {name for name, found in signals.items() if found is None}
         return latest
 
     def _replace(self, name: str, before: bytes | None, wanted: bytes) -> bool:
