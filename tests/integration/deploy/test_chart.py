@@ -1,6 +1,7 @@
 """The Helm chart, rendered and held against Kubernetes' schemas and against the settings of the processes.
 
-No cluster runs it here. KEDA's kind has no schema in a registry's package, so its fields are compared one by one.
+No cluster runs it here. The kinds of KEDA and KubeRay have no schema in a registry's package, so their fields are
+compared one by one.
 """
 
 import json
@@ -66,15 +67,16 @@ def keda() -> dict:
         ({}, ()),
         ({}, ("values-keda.yaml",)),
         ({**pool(replicas=3), "gateway": {"autoscaling": {"enabled": False}}}, ()),
+        ({}, ("values-kuberay.yaml",)),
         ({"networkPolicies": False, "imagePullSecrets": [{"name": "registry"}]}, ()),
     ],
-    ids=["control-plane-and-gateways", "keda", "fixed-counts", "no-policies"],
+    ids=["control-plane-and-gateways", "keda", "fixed-counts", "kuberay", "no-policies"],
 )
 def test_kubernetes_accepts_every_object(values, files):
     chart = rendered(values, *files)
     assert chart["lint"] == []
     assert chart["invalid"] == []
-    assert {each["kind"] for each in chart["unknown"]} <= {"ScaledObject"}
+    assert {each["kind"] for each in chart["unknown"]} <= {"ScaledObject", "RayCluster"}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,8 @@ def test_kubernetes_accepts_every_object(values, files):
         (pool(replicas=1, env={"TENORA_POOL": 7}), "TENORA_POOL"),
         ({**pool(minReplicas=1, maxReplicas=3), "keda": {"enabled": True}}, "keda.prometheusAddress"),
         ({"images": {"gateway": "", "control": "c"}}, "images.gateway"),
+        ({"images": {"ray": "r"}, "ray": {"enabled": True}}, "ray.redisAddress"),
+        ({"ray": {"resources": {"GPU": 0}}}, "resources"),
         ({"metrics": {"from": []}}, "/metrics/from"),
     ],
 )
@@ -231,6 +235,35 @@ def test_a_pool_follows_the_fleet_process_through_keda(keda):
     assert "replicas" not in find(keda, "Deployment", "pool-chat")["spec"]
 
 
+def test_a_ray_cluster_has_a_head_without_replicas_its_placer_and_nodes_that_drain():
+    chart = rendered({"images": {**IMAGES["images"], "ray": "ray:1"}}, "values-kuberay.yaml")
+    (cluster,) = chart["unknown"]
+    head, (nodes,) = cluster["spec"].pop("headGroupSpec"), cluster["spec"].pop("workerGroupSpecs")
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    assert cluster["spec"] == {
+        "rayVersion": (ROOT / "requirements" / "ray.in").read_text().strip().rpartition("==")[2],
+        "enableInTreeAutoscaling": True,
+        "authOptions": {"mode": "token"},
+        "gcsFaultToleranceOptions": {
+            "redisAddress": "redis.stores:6379",
+            "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "tenora-ray", "key": "redis-password"}}},
+        },
+    }
+    assert head.pop("rayStartParams") == {"num-cpus": "0", "num-gpus": "0"}
+    ray, placer = head.pop("template")["spec"]["containers"]
+    assert (ray["name"], placer["command"]) == ("ray-head", ["tenora", "ray-placer"])
+    assert placer["envFrom"] == [{"secretRef": {"name": "tenora-ray-placer"}}]
+    assert ray["volumeMounts"] == placer["volumeMounts"]
+    variables = {each["name"]: each.get("value") for each in placer["env"]}
+    assert json.loads(variables["TENORA_RAY_RESOURCES"]) == {"GPU": 1}
+    assert variables["RAY_AUTH_MODE"] == "token"
+    template = nodes.pop("template")["spec"]
+    assert template["terminationGracePeriodSeconds"] == int(variables["TENORA_DRAIN_S"]) + 60
+    assert template["containers"][0]["envFrom"] == [{"secretRef": {"name": "tenora-replica"}}]
+    counts = {"replicas": 1, "minReplicas": 1, "maxReplicas": 3}
+    assert (head, nodes) == ({}, {"groupName": "replicas", "rayStartParams": {}, **counts})
+
+
 def test_the_values_of_the_page_are_accepted(tmp_path):
     """Those of step 2 and of step 5, which a reader keeps in one file, and the variables of ``--set-json``."""
     mine = tmp_path / "mine.yaml"
@@ -254,10 +287,18 @@ def test_yaml_outside_of_the_templates_is_clean():
 
 def test_the_images_run_what_the_chart_starts(keda):
     text = (ROOT / "deploy" / "Containerfile").read_text()
-    assert set(re.findall(r"^FROM \S+ AS (\S+)", text, re.MULTILINE)) == {"python", "gateway", "control", "engine"}
+    assert set(re.findall(r"^FROM \S+ AS (\S+)", text, re.MULTILINE)) == {
+        "python",
+        "gateway",
+        "control",
+        "engine",
+        "ray",
+    }
     copied = {
         name.split("/")[0] for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE) for name in line.split()
     }
     assert copied == set(re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
     users = {pod["securityContext"]["runAsUser"] for pod in pods(keda).values()}
-    assert set(re.findall(r"^USER (\d+)", text, re.MULTILINE)) == {str(user) for user in users}
+    targets = re.split(r"^FROM ", text, flags=re.MULTILINE)[2:]  # without what all begin with
+    last = {re.findall(r"^USER (\d+)", target, re.MULTILINE)[-1] for target in targets}
+    assert last == {str(user) for user in users}
