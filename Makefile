@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-profile test-clients test-deploy test-ray soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
+.PHONY: help setup demo demo-fleet test test-unit test-profile test-clients test-deploy test-ray soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
 PYTHON ?= python3.11
 export TENORA_FLAVOR ?= cpu
 # uv leaves bytecode to the first run. A machine that never writes it pays 8 s of CPU time in each process that imports vLLM.
@@ -17,6 +17,9 @@ setup: ## create .venv from the hash-pinned lock (TENORA_FLAVOR=cpu|gpu); quick 
 
 demo: setup ## the main job end to end: two tenants, two fine-tunes, one replica, two invoices
 	@$(BIN)/tenora demo
+
+demo-fleet: setup ## a pool on a local Ray cluster: a spike, a lost node, another revision, and back to one replica (installs Ray)
+	@sh requirements/ray.sh && $(BIN)/python -m benchmarks.demo_fleet
 
 test: setup ## what a change must pass: unit, integration and one real vLLM, with a kill of a store, a gateway and an engine
 	@$(PYTEST) -n $(TEST_WORKERS) --no-loadscope-reorder

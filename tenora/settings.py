@@ -17,6 +17,10 @@ class StackSettings(Fragment):
     replicas: int = Field(
         default=1, ge=1, le=16, description="Replicas that `tenora up` starts, each bound to cores of its own."
     )
+    places_pools: bool = Field(
+        default=True,
+        description="Whether this machine runs the replicas of pools; `false` where another placer does, such as Ray's.",
+    )
     up_timeout_s: float = Field(default=300, gt=0, le=3600, description="Longest wait until everything is ready.")
 
     @property

@@ -119,7 +119,8 @@ def supervise(settings: StackSettings) -> None:
         public = {"gateway": settings.gateway_port, "control": settings.control_port}
         supervisor = Supervisor(programs(public), run, on_tick)
         pools = WantedPools(Stack(settings, secrets, load_ports(run)).addresses.redis_url)
-        pools.start()
+        if settings.places_pools:
+            pools.start()
         supervisor.run()
         (run / _STOP).touch()  # SIGTERM means stop: the guard must not restart the supervisor
 

@@ -14,10 +14,10 @@ import pytest
 from core import redis_keys
 from core.contracts.usage import UsageEvent
 from tests.conftest import TLS, wait_until
+from tests.fixtures.ray.cluster import START_S, replica_processes
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
-START_S = 90
 OPTIONS = ("--token-interval-s", "0.05", "--pages", "40960")
 STREAMS = 50
 
@@ -86,20 +86,6 @@ def streams(stack, *, tokens: int = 60):
             each.result(120)
 
 
-def replica_processes(within: psutil.Process | None = None) -> dict[str, psutil.Process]:
-    """Replicas by id, all or those below a process: the agents, without the engines that they forked."""
-    found = within.children(recursive=True) if within else psutil.process_iter()
-    agents = {}
-    for each in found:
-        with contextlib.suppress(psutil.Error):
-            command = each.cmdline()
-            if "tests.fixtures.ray.witness_replica" in command and "ray-placer" not in command:
-                parent = each.parent()
-                if parent is None or "tests.fixtures.ray.witness_replica" not in parent.cmdline():
-                    agents[f"rep_{each.environ()['TENORA_ENGINE_PORT']}"] = each
-    return agents
-
-
 def failed_on(stack) -> set[str]:
     """Replicas with requests that did not end well."""
     entries = stack.valkey.client.xrange(redis_keys.USAGE_STREAM)
@@ -129,13 +115,11 @@ def test_a_pool_grows_shrinks_moves_to_another_revision_and_ends_without_breakin
 
 def test_of_a_killed_node_only_its_own_streams_break_and_a_new_node_gets_a_replica(placed):
     with streams(placed) as following:
-        victim = placed.nodes.pop(0)
-        (lost,) = replica_processes(psutil.Process(victim.all_processes["raylet"][0].process.pid))
         killed_at = time.monotonic()
-        victim.kill_raylet()
+        (lost,) = placed.ray.kill_node()
         wait_until(lambda: any(first > killed_at for first in following.firsts), what="a first token after the kill")
         served_after_s = min(first for first in following.firsts if first > killed_at) - killed_at
-        placed.add_node()
+        placed.ray.add_node()
         wait_until(lambda: lost not in placed.ready() and len(placed.ready()) == 3, timeout_s=START_S, what="a new one")
     assert served_after_s < 2
     assert failed_on(placed) <= {lost}
@@ -174,13 +158,13 @@ def _is_controller(process: psutil.Process) -> bool:
 
 def test_a_head_that_is_away_breaks_nothing_and_scales_when_it_is_back(placed):
     with streams(placed) as following:
-        placed.cluster.head_node.kill_gcs_server()
+        placed.ray.cluster.head_node.kill_gcs_server()
         ready = set(placed.ready())
         placed.want("chat", {1: 2})
         whole = following.whole
         wait_until(lambda: following.whole > whole + STREAMS, timeout_s=60, what="streams without a head")
         assert set(placed.ready()) == ready
-        placed.cluster.head_node.start_gcs_server()
+        placed.ray.cluster.head_node.start_gcs_server()
         placed.wait_ready(2)
     assert following.broken == []
 
