@@ -19,7 +19,7 @@ class StackSettings(Fragment):
     )
     places_pools: bool = Field(
         default=True,
-        description="Whether this machine runs the replicas of pools; `false` where another placer does, such as Ray's.",
+        description="Whether this machine runs replicas of pools; `false` where another placer does, such as Ray's.",
     )
     up_timeout_s: float = Field(default=300, gt=0, le=3600, description="Longest wait until everything is ready.")
 

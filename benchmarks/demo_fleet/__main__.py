@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class Demo:
         ran = self.platform.run(*arguments)
         if ran.returncode:
             raise RuntimeError(f"tenora {' '.join(arguments)}: {ran.stderr}{ran.stdout}")
-        return ran.stdout
+        return str(ran.stdout)
 
     def replicas(self) -> Counter[tuple[int, str]]:
         """The pool's replicas by revision and state."""
@@ -136,7 +136,7 @@ class Demo:
         check(whole["ledger_tokens"] == whole["invoiced_tokens"] > 0, f"{len(closed)} invoices have every token")
 
 
-def check(is_true: bool, text: str) -> None:  # noqa: FBT001 - reads as a sentence
+def check(is_true: bool, text: str) -> None:
     """Print a promise with a mark, and end the demo where it is broken."""
     click.echo(f"          {'✓' if is_true else '✗'} {text}")
     if not is_true:
@@ -181,18 +181,17 @@ def play(scene: Scene, demo: Demo, ray: RayCluster, checkpoint: Path) -> None:
 @contextmanager
 def running(scene: Scene, work: Path) -> Iterator[tuple[Demo, RayCluster, Path]]:
     """The platform and the Ray cluster, which start at the same time."""
-    checkpoint = materialize(Path(".tenora"), scene.say)
+    checkpoint = materialize(Path(".tenora").resolve(), scene.say)
     home = work / "home"
     home.mkdir()
     with ExitStack() as up, ThreadPoolExecutor(1) as beside:
         platforms = running_platform(checkpoint, home, **SETTINGS)
         starting = beside.submit(up.enter_context, platforms)
         settings = StackSettings(home=home)
-        wait_until(
-            lambda: (run_folder(settings) / "state.json").exists() or starting.done(), timeout_s=60, what="a start"
-        )
+        ports = run_folder(settings) / "ports.json"
+        wait_until(lambda: ports.exists() or ended(starting), timeout_s=60, what="the start of the platform")
         stack = Stack(settings, load_secrets(home), load_ports(run_folder(settings)))
-        wait_until(lambda: is_there(stack.addresses.redis_url) or starting.done(), timeout_s=60, what="Valkey")
+        wait_until(lambda: is_there(stack.addresses.redis_url) or ended(starting), timeout_s=60, what="Valkey")
         environment = {name: value for name, value in stack.replica_environment().items() if name not in OWN}
         ray = up.enter_context(ray_cluster(work, environment, redis_url=stack.addresses.redis_url))
         scene.say("Ray has a head and three nodes")
@@ -207,6 +206,11 @@ def running(scene: Scene, work: Path) -> Iterator[tuple[Demo, RayCluster, Path]]
             ray,
             checkpoint,
         )
+
+
+def ended(starting: Future[Platform]) -> bool:
+    """Whether the start has ended. Raises its error."""
+    return starting.done() and starting.result() is not None
 
 
 def is_there(redis_url: str) -> bool:
