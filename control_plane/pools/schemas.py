@@ -93,6 +93,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     ttft_target_ms: Annotated[int | None, _Ttft]
     itl_target_ms: Annotated[int | None, _Itl]
     revision: Annotated[int | None, about("Number of the revision in force; null before the first.")]
+    replicas_wanted: Annotated[int, about("Replicas that placers keep running now. What does not report has no place.")]
     replicas: Annotated[tuple[PoolReplicas, ...], about("Live replicas, by revision and state.")]
     created_at: Annotated[datetime, fields.CREATED_AT]
 

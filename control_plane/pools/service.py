@@ -6,7 +6,7 @@ Nothing here starts a replica. A replica itself compares its digest with the rev
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from pydantic import ValidationError
@@ -27,6 +27,8 @@ from control_plane.pools.schemas import (
     PoolView,
 )
 from control_plane.registry import base_models
+from core import redis_keys
+from core.contracts.fleet import read_wanted
 from core.contracts.pool_revisions import PoolRevision, settings_of
 from core.contracts.replicas import ReplicaStatus
 from core.engine_settings import EngineSettings
@@ -60,7 +62,7 @@ def create(session: Session, new: NewPool, *, principal: Principal) -> PoolView:
             f"name: there is a pool {new.name!r}. Choose another name.", code="pool_exists", param="name"
         ) from error
     audited(session, principal, "pool.created", pool.name, details=new)
-    return _view(session, pool, ())
+    return _view(session, pool, (), 0)
 
 
 def change(session: Session, redis: Redis, name: str, patch: PoolPatch, *, principal: Principal) -> PoolView:
@@ -72,18 +74,22 @@ def change(session: Session, redis: Redis, name: str, patch: PoolPatch, *, princ
     _require_ordered(pool.replicas_min, pool.replicas_max)
     session.add(pool)
     audited(session, principal, "pool.changed", name, details=patch)
-    return _view(session, pool, fleet.published_statuses(redis))
+    return _view(session, pool, fleet.published_statuses(redis), _wanted(redis, name))
 
 
 def every(session: Session, redis: Redis) -> list[PoolView]:
     """All pools, by name."""
     replicas = fleet.published_statuses(redis)
-    return [_view(session, pool, replicas) for pool in session.exec(select(PoolRow).order_by(PoolRow.name)).all()]
+    return [
+        _view(session, pool, replicas, _wanted(redis, pool.name))
+        for pool in session.exec(select(PoolRow).order_by(PoolRow.name)).all()
+    ]
 
 
 def read(session: Session, redis: Redis, name: str) -> PoolView:
     """One pool. Raises NotFound."""
-    return _view(session, _found(session.get(PoolRow, name), name), fleet.published_statuses(redis))
+    pool = _found(session.get(PoolRow, name), name)
+    return _view(session, pool, fleet.published_statuses(redis), _wanted(redis, name))
 
 
 def add_revision(session: Session, name: str, new: NewPoolRevision, *, principal: Principal) -> PoolRevisionView:
@@ -159,7 +165,7 @@ def use(session: Session, redis: Redis, name: str, number: int, *, principal: Pr
     pool.revision = number
     session.add(pool)
     session.flush()
-    return _view(session, pool, fleet.published_statuses(redis))
+    return _view(session, pool, fleet.published_statuses(redis), _wanted(redis, name))
 
 
 def environment_of(pool: PoolRow, revision: PoolRevisionRow) -> dict[str, str]:
@@ -210,7 +216,14 @@ def _newest(session: Session, pool: str) -> PoolRevisionRow | None:
     return session.exec(newest.limit(1)).first()
 
 
-def _view(session: Session, pool: PoolRow, replicas: Sequence[ReplicaStatus]) -> PoolView:
+def _wanted(redis: Redis, pool: str) -> int:
+    """The replicas that placers should keep running."""
+    entry = cast("bytes | None", redis.hget(redis_keys.FLEET_WANTED, pool))
+    wanted = None if entry is None else read_wanted(entry)
+    return 0 if wanted is None else sum(revision.replicas for revision in wanted.revisions)
+
+
+def _view(session: Session, pool: PoolRow, replicas: Sequence[ReplicaStatus], wanted: int) -> PoolView:
     in_time = sorted(replicas, key=lambda each: each.heartbeat_ms)
     # A copy that fails and starts again has a new id each time, and its old reports stay for a minute.
     mine = {each.copy or each.id: each for each in in_time if each.pool == pool.name}.values()
@@ -224,6 +237,7 @@ def _view(session: Session, pool: PoolRow, replicas: Sequence[ReplicaStatus]) ->
     return view_of(
         pool,
         PoolView,
+        replicas_wanted=wanted,
         replicas=tuple(PoolReplicas(revision=number, state=state, count=count) for (number, state), count in shown),
     )
 

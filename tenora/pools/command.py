@@ -156,7 +156,7 @@ def _line(pool: dict[str, Any]) -> str:
     return (
         f"{pool['name']}  {pool['base_model']}  rank {pool['rank_max']}  "
         f"{pool['replicas_min']}-{pool['replicas_max']} replicas  revision {pool['revision']}  "
-        f"{replicas or 'no live replicas'}"
+        f"{pool['replicas_wanted']} wanted  {replicas or 'no live replicas'}"
     )
 
 

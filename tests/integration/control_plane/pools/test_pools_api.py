@@ -1,7 +1,10 @@
 """Pools through the API: bounds, complete revisions that never change, and the replicas that run them."""
 
+import msgspec
 import pytest
 
+from core import redis_keys
+from core.contracts.fleet import WantedPool, WantedRevision
 from core.contracts.pool_revisions import PoolRevision, settings_of
 from core.engine_settings import EngineSettings
 from tests.fixtures.control_plane.registry_rows import beat
@@ -127,3 +130,11 @@ def test_bounds_change_one_by_one_and_stay_ordered(api, pool):
     refused = api.admin.patch(f"{ROOT}/chat", json={"replicas_max": 1})
     assert (refused.status_code, refused.json()["param"]) == (400, "replicas_min")
     assert api.admin.get(f"{ROOT}/chat").json()["replicas_max"] == 3
+
+
+def test_a_pool_shows_how_many_replicas_placers_keep_running(api, redis, pool):
+    assert api.admin.get(f"{ROOT}/chat").json()["replicas_wanted"] == 0
+    revisions = [WantedRevision(number=number, replicas=number, environment={}) for number in (2, 1)]
+    entry = WantedPool(pool="chat", revisions=tuple(revisions))
+    redis.hset(redis_keys.FLEET_WANTED, "chat", msgspec.json.encode(entry))
+    assert api.admin.get(ROOT).json()["data"][0]["replicas_wanted"] == 3
