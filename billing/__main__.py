@@ -145,7 +145,7 @@ def _allocate_costs(_: argparse.Namespace) -> None:
     sys.stdout.write(f"{run.hours} hours of replicas shared out\n")
     if run.without_rate:
         replicas = ", ".join(sorted(run.without_rate))
-        sys.exit(f"the pools of {replicas} have no rate; add one with POST /api/v1/admin/costs/rates")
+        sys.exit(f"replicas {replicas} have no rate; add one with POST /api/v1/admin/costs/rates")
 
 
 def _fit_costs(_: argparse.Namespace) -> None:

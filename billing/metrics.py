@@ -48,7 +48,7 @@ RESOURCE_HOURS = Counter(
     "tenora_billing_resource_hours_total", "Hours whose storage, pins or cold loads were metered.", ["kind"]
 )
 COST_HOURS_REFUSED = Counter(
-    "tenora_billing_cost_hours_refused_total", "Attempts to share out an hour of a pool without a rate."
+    "tenora_billing_cost_hours_refused_total", "Attempts to share out an hour of a replica without a rate."
 )
 COST_WINDOWS_LATE = Counter(
     "tenora_billing_cost_windows_late_total",

@@ -112,7 +112,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "cost_functions": _COSTS,
     "cost_hours": _COSTS,
     "cost_rows": _COSTS,
-    "pool_rates": _PRICES,
+    "replica_rates": _PRICES,
     "outside_prices": _PRICES,
 }
 """By table and role. A table that is not here is the owner's alone."""

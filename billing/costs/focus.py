@@ -30,13 +30,13 @@ COLUMNS: Final = (
     "ChargeFrequency", "PricingQuantity", "PricingUnit", "ServiceCategory", "ServiceSubcategory", "ServiceName",
     "ServiceProviderName", "HostProviderName", "InvoiceIssuerName", "BillingAccountId", "BillingAccountName",
     "ResourceId", "ResourceName", "ResourceType", "AllocatedMethodId", "AllocatedMethodDetails", "AllocatedResourceId",
-    "AllocatedResourceName", "AllocatedTags", "x_CostKind", "x_BaseModel", "x_RankClass", "x_CostFunctionId",
+    "AllocatedResourceName", "AllocatedTags", "x_CostKind", "x_BaseModel", "x_RankClass", "x_Pool", "x_CostFunctionId",
 )  # fmt: skip
 _BILLIONTHS: Final = 1_000_000_000
 _FETCH_ROWS: Final = 1_000
 
 _LINES = sa.text("""
-SELECT r.replica_id, r.hour_ms, r.tenant_id, r.adapter_id, r.plan_id, r.kind, r.nanos, h.base_model, h.rank_max,
+SELECT r.replica_id, r.hour_ms, r.tenant_id, r.adapter_id, r.plan_id, r.kind, r.nanos, h.base_model, h.rank_max, h.pool,
        h.total_nanos, h.paid_ms, coalesce(h.cost_function_id, '') AS cost_function_id
 FROM cost_rows r JOIN cost_hours h USING (replica_id, hour_ms)
 WHERE r.hour_ms >= :start_ms AND r.hour_ms < :end_ms
@@ -102,7 +102,7 @@ def _cells(row: RowMapping, share: LineShare, issuer: str, names: Mapping[str, s
         "Usage", "", "Time of an inference replica", "Usage-Based", hours, "Hours", "AI and Machine Learning",
         "Generative AI", "Model inference", issuer, issuer, issuer, issuer, "", row["replica_id"], row["replica_id"],
         "Inference replica", METHOD, details, owner, names.get(owner, ""), _tags(row), row["kind"],
-        row["base_model"], str(row["rank_max"]), row["cost_function_id"],
+        row["base_model"], str(row["rank_max"]), row["pool"], row["cost_function_id"],
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Shares out what each replica cost, hour by hour: reads its windows, rates and owners, and stores the rows once.
 
 The computation is in the pure modules; this one loads and stores. A replica's hours are shared out in order, because
-each begins with the charge below one nanodollar that the last one left. An hour of a pool without a rate stops its
+each begins with the charge below one nanodollar that the last one left. An hour without a rate stops its
 replica until the rate is there: it is not taken as free.
 """
 
@@ -20,8 +20,8 @@ from billing.costs import cost_functions, due_hours, price_book
 from billing.costs.allocation import PLATFORM, Allocation, CostOwner, OwnerWork, ReplicaSlice, allocate
 from billing.costs.cost_functions import FittedFunction, ReplicaKind
 from billing.costs.models import CostHour, CostRow, ReplicaCostWindow
-from billing.costs.owners import Pool, declared, pins_by_pool, work_of_owners
-from billing.costs.rates import MS_PER_HOUR, DatedRate, NoRate
+from billing.costs.owners import PlacementGroup, declared, pins_by_group, work_of_owners
+from billing.costs.rates import MS_PER_HOUR, DatedRate, NoRate, rates_of
 from billing.costs.replica_time import charges, spans
 from billing.costs.settings import CostSettings
 from billing.costs.step_model import RATIO_PPM_MAX, RATIO_PPM_MIN, UNFITTED, StepWork
@@ -43,6 +43,7 @@ class HourCost(msgspec.Struct, frozen=True, kw_only=True):
     replica_id: str
     hour_ms: int
     kind: ReplicaKind
+    pool: str
     function: FittedFunction | None
     charge: int
     carry_in: int
@@ -65,7 +66,7 @@ class HourCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocationRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run did. ``without_rate`` are replicas whose pool has no rate for the hour that is due."""
+    """What one run did. ``without_rate`` are replicas that have no rate for the hour that is due."""
 
     hours: int
     without_rate: frozenset[str] = frozenset()
@@ -88,7 +89,7 @@ class CostAttribution:
             self._allocate_due = time.monotonic() + _ALLOCATE_EVERY_S
             without_rate = allocate_due(self._engine, self._settings).without_rate
             if without_rate - self._without_rate:
-                _log.warning("costs wait for a rate of the pool", replicas=sorted(without_rate))
+                _log.warning("costs wait for a rate of the replicas", replicas=sorted(without_rate))
             self._without_rate = without_rate
         if time.monotonic() >= self._delete_due:
             delete_old(self._engine, self._settings)
@@ -133,7 +134,7 @@ def preview(
     session: Session, settings: CostSettings, *, hours_max: int, start_ms: int = 0, end_ms: int | None = None
 ) -> Preview:
     """The oldest ``hours_max`` hours in ``[start_ms, end_ms)`` that are not shared out yet, the running one included.
-    Stores nothing. Replicas of pools without a rate are left out. What hours before ``start_ms`` leave below one
+    Stores nothing. Replicas without a rate are left out. What hours before ``start_ms`` leave below one
     nanodollar is not in it.
     """
     now_ms = clock.to_ms(database_now(session))
@@ -162,15 +163,13 @@ def compute(
     settings: CostSettings,
     carries: dict[str, int] | None = None,
 ) -> tuple[list[HourCost], set[str]]:
-    """The costs of some replicas in one hour, and the replicas of pools without a rate. ``carries`` replaces stored
-    carries.
-    """
+    """The costs of some replicas in one hour, and the replicas without a rate. ``carries`` replaces stored carries."""
     (hour_ms,) = {hour_ms for _, hour_ms in hours}
     owners = work_of_owners(
         session, start_ms=hour_ms, end_ms=hour_ms + MS_PER_HOUR, request_hours_max=settings.cost_request_hours_max
     )
     rates = price_book.list_rates(session)
-    pinned = pins_by_pool(session, rates, hour_ms=hour_ms, now_ms=now_ms)
+    pinned = pins_by_group(session, rates, hour_ms=hour_ms, now_ms=now_ms)
     found, without_rate = [], set()
     for replica_id, _ in hours:
         carry = (carries or {}).get(replica_id)
@@ -191,7 +190,7 @@ def _cost_of(
     session: Session,
     hour: tuple[str, int],
     owners: list[OwnerWork],
-    pinned: Mapping[Pool, Mapping[CostOwner, int]],
+    pinned: Mapping[PlacementGroup, Mapping[CostOwner, int]],
     rates: Sequence[DatedRate],
     carry: int,
     now_ms: int,
@@ -208,9 +207,9 @@ def _cost_of(
     time = [span for span in time if hour_ms <= span.reported_ms < hour_ms + MS_PER_HOUR]
     served = [window for window in mine if window.state != "starting"]
     busy_ms = sum(span.busy_ms for span in time if span.state not in ("starting", "lost"))
-    pool_rates = [rate for rate in rates if (rate.base_model, rate.rank_max) == (kind.base_model, kind.rank_max)]
+    its_rates = rates_of(rates, base_model=kind.base_model, rank_max=kind.rank_max, pool=last.pool)
     given = ReplicaSlice(
-        charges=charges(time, pool_rates),
+        charges=charges(time, its_rates),
         busy_ms=busy_ms,
         stall_ms=min(busy_ms, sum(window.stall_ms for window in served)),
         work=_sum_of(served),
@@ -223,7 +222,7 @@ def _cost_of(
         owners=owners,
         pins=declared(
             pinned.get((kind.base_model, kind.rank_max), {}),
-            pool_rates,
+            its_rates,
             [(span.start_ms, span.end_ms) for span in time],
         ),
     )
@@ -231,6 +230,7 @@ def _cost_of(
         replica_id=replica_id,
         hour_ms=hour_ms,
         kind=kind,
+        pool=last.pool,
         function=function,
         charge=sum(given.charges.values()),
         carry_in=carry,
@@ -274,6 +274,7 @@ def _store(session: Session, cost: HourCost) -> None:
             hour_ms=cost.hour_ms,
             base_model=cost.kind.base_model,
             rank_max=cost.kind.rank_max,
+            pool=cost.pool,
             cost_function_id=None if cost.function is None else cost.function.id,
             charge=cost.charge,
             carry_in=cost.carry_in,

@@ -14,7 +14,7 @@ from core.db import Instant
 
 Big = sa.BigInteger
 
-_POOL = "base_model <> '' AND rank_max > 0"
+_GROUP = "base_model <> '' AND rank_max > 0"
 _KINDS = (
     "'requests', 'aborted_prefill', 'adapter_load', 'pinned', 'platform', 'unclaimed', 'idle', 'starting', "
     "'draining', 'lost'"
@@ -34,7 +34,7 @@ class ReplicaCostWindow(SQLModel, table=True):
             " AND probe_prefill_tokens >= 0 AND probe_decode_tokens >= 0",
             name="counts_not_negative",
         ),
-        sa.CheckConstraint(_POOL, name="pool_named"),
+        sa.CheckConstraint(_GROUP, name="group_named"),
         sa.Index("ix_replica_cost_windows_replica_id_start_ms", "replica_id", "start_ms"),
         sa.Index("ix_replica_cost_windows_start_ms", "start_ms"),
     )
@@ -44,6 +44,7 @@ class ReplicaCostWindow(SQLModel, table=True):
     sequence: int = Field(primary_key=True, sa_type=Big)
     base_model: str
     rank_max: int
+    pool: str
     engine: str
     device: str
     state: str
@@ -62,17 +63,20 @@ class ReplicaCostWindow(SQLModel, table=True):
     final: bool
 
 
-class PoolRateRow(SQLModel, table=True):
-    """What one replica of a pool costs from an instant on, until a later row of the same pool."""
+class ReplicaRateRow(SQLModel, table=True):
+    """What one replica of a pool, or with ``pool`` "" of a placement group, costs from an instant on, until a later row
+    of the same.
+    """
 
-    __tablename__ = "pool_rates"
+    __tablename__ = "replica_rates"
     __table_args__ = (
         sa.CheckConstraint("nanos_per_hour >= 0 AND slot_nanos_per_hour >= 0", name="rates_not_negative"),
-        sa.CheckConstraint(_POOL, name="pool_named"),
+        sa.CheckConstraint(_GROUP, name="group_named"),
     )
 
     base_model: str = Field(primary_key=True)
     rank_max: int = Field(primary_key=True)
+    pool: str = Field(primary_key=True)
     effective_from: datetime = Field(primary_key=True, sa_type=Instant)
     nanos_per_hour: int = Field(sa_type=Big)
     slot_nanos_per_hour: int = Field(sa_type=Big)
@@ -114,7 +118,7 @@ class CostFunctionRow(SQLModel, table=True):
             "observations > 0 AND held_out > 0 AND median_error_ppm >= 0 AND ratio_ppm >= 0", name="quality_possible"
         ),
         sa.CheckConstraint("measured_from_ms < measured_to_ms", name="measured_for_some_time"),
-        sa.Index("ix_cost_functions_pool", "base_model", "rank_max", "device", "engine", "created_at"),
+        sa.Index("ix_cost_functions_kind", "base_model", "rank_max", "device", "engine", "created_at"),
     )
 
     id: str = Field(primary_key=True)
@@ -157,6 +161,7 @@ class CostHour(SQLModel, table=True):
     hour_ms: int = Field(primary_key=True, sa_type=Big)
     base_model: str
     rank_max: int
+    pool: str
     cost_function_id: str | None = Field(default=None, foreign_key="cost_functions.id")
     charge: int = Field(sa_type=sa.Numeric(38, 0))
     carry_in: int

@@ -1,5 +1,5 @@
 """Who used a replica in a piece of time, for the allocation of its cost: the work of requests, from recorded usage, and
-pinned slots, of which every replica of a pool keeps each. Nothing else that shares out costs reads records.
+pinned slots, of which every replica of a placement group keeps each. Nothing else that shares out costs reads records.
 """
 
 from collections import Counter, defaultdict
@@ -61,7 +61,7 @@ _RANKS: Final = sa.text("""
 SELECT DISTINCT base_model, rank_max FROM replica_cost_windows WHERE start_ms >= :start_ms AND start_ms < :end_ms
 """)
 
-Pool = tuple[str, int]
+PlacementGroup = tuple[str, int]
 """A base model and the largest rank of its replicas."""
 
 
@@ -85,11 +85,11 @@ def work_of_owners(
     return found
 
 
-def pins_by_pool(
+def pins_by_group(
     session: Session, rates: Sequence[DatedRate], *, hour_ms: int, now_ms: int
-) -> Mapping[Pool, Mapping[CostOwner, int]]:
-    """The slot-milliseconds of an hour by the pool that keeps the pins, and by owner: those that tenants pay for,
-    whether the hour is metered yet or not. Nothing where no pool declares a cost of slots.
+) -> Mapping[PlacementGroup, Mapping[CostOwner, int]]:
+    """The slot-milliseconds of an hour by the placement group that keeps the pins, and by owner: those that tenants pay
+    for, whether the hour is metered yet or not. Nothing where no rate declares a cost of slots.
     """
     if not any(rate.slot_nanos_per_hour for rate in rates):
         return {}
@@ -100,7 +100,7 @@ def pins_by_pool(
     ranks: defaultdict[str, set[int]] = defaultdict(set)
     for base_model, rank_max in rows:
         ranks[base_model].add(rank_max)
-    found: defaultdict[Pool, Counter[CostOwner]] = defaultdict(Counter)
+    found: defaultdict[PlacementGroup, Counter[CostOwner]] = defaultdict(Counter)
     for use in uses:
         rank_max = class_for(use.owner.rank_class, tuple(ranks[use.owner.base_model]))
         if rank_max is not None:

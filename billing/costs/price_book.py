@@ -1,50 +1,64 @@
-"""The dated tables that an admin fills: what replicas of a pool cost, and what other providers charge. Insert-only."""
+"""The dated tables that an admin fills: what replicas cost, and what other providers charge. Insert-only."""
+
+from typing import Final
 
 import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from billing.costs.break_even import DatedOutsidePrice
-from billing.costs.models import CostHour, OutsidePriceRow, PoolRateRow
+from billing.costs.models import OutsidePriceRow, ReplicaRateRow
 from billing.costs.rates import MS_PER_HOUR, DatedRate
 from core import clock
 from core.db import database_now
 from core.errors import Conflict
 from core.periods import aware
 
+# The last stored hour whose cost is of the same rates. An hour is of its pool's when that has a rate at its beginning.
+_LAST_HOUR: Final = sa.text("""
+SELECT max(h.hour_ms) FROM cost_hours h
+WHERE h.base_model = :base_model AND h.rank_max = :rank_max AND (h.pool = :pool OR (:pool = '' AND NOT EXISTS (
+    SELECT FROM replica_rates p
+    WHERE p.base_model = h.base_model AND p.rank_max = h.rank_max AND p.pool = h.pool
+        AND date_trunc('milliseconds', p.effective_from)
+            <= 'epoch'::timestamptz + h.hour_ms * interval '1 millisecond'
+)))
+""")
+
 
 def add_rate(session: Session, rate: DatedRate) -> DatedRate:
-    """Add a pool's rate. Raises Conflict when it would change an hour whose cost is shared out already, or when the
-    pool has a rate from that instant on.
+    """Add a rate of a pool or a placement group. Raises Conflict when it would change an hour whose cost is shared out
+    already, or when there is a rate of the same from that instant on.
     """
     rate = msgspec.structs.replace(rate, effective_from=aware(rate.effective_from, "effective_from"))
-    allocated = session.exec(
-        select(sa.func.max(CostHour.hour_ms)).where(
-            col(CostHour.base_model) == rate.base_model, col(CostHour.rank_max) == rate.rank_max
-        )
-    ).one()
+    allocated = session.connection().execute(_LAST_HOUR, msgspec.structs.asdict(rate)).scalar_one()
     if allocated is not None and clock.to_ms(rate.effective_from) < allocated + MS_PER_HOUR:
         raise Conflict(
-            f"effective_from: the pool's costs are shared out up to "
+            f"effective_from: costs at this rate are shared out up to "
             f"{clock.from_ms(allocated + MS_PER_HOUR).isoformat()}; use that instant or a later one.",
             code="rate_in_allocated_time",
             param="effective_from",
         )
-    if session.get(PoolRateRow, (rate.base_model, rate.rank_max, rate.effective_from)) is not None:
+    if session.get(ReplicaRateRow, (rate.base_model, rate.rank_max, rate.pool, rate.effective_from)) is not None:
         raise Conflict(
-            "effective_from: the pool has a rate from this instant on; use a later one.",
+            "effective_from: these replicas have a rate from this instant on; use a later one.",
             code="rate_exists",
             param="effective_from",
         )
-    session.add(PoolRateRow(**msgspec.structs.asdict(rate), created_at=database_now(session)))
+    session.add(ReplicaRateRow(**msgspec.structs.asdict(rate), created_at=database_now(session)))
     session.flush()
     return rate
 
 
 def list_rates(session: Session) -> list[DatedRate]:
-    """All rates, by pool and in the order of time."""
-    columns = (PoolRateRow.base_model, PoolRateRow.rank_max, PoolRateRow.effective_from)
-    rows = session.exec(select(PoolRateRow).order_by(*(col(column) for column in columns))).all()
+    """All rates, by placement group and pool and in the order of time."""
+    columns = (
+        ReplicaRateRow.base_model,
+        ReplicaRateRow.rank_max,
+        ReplicaRateRow.pool,
+        ReplicaRateRow.effective_from,
+    )
+    rows = session.exec(select(ReplicaRateRow).order_by(*(col(column) for column in columns))).all()
     return msgspec.convert(rows, list[DatedRate], from_attributes=True)
 
 

@@ -1,10 +1,10 @@
-"""What a replica costs: dated rates per pool, and the exact charge of a span of time. Pure.
+"""What a replica costs: dated rates of pools and placement groups, and the exact charge of a span of time. Pure.
 
 A charge is rate × time in nanodollars per hour × milliseconds, a whole number: nothing is rounded before a report's
-rows are (``costs.allocation``). A pool is the replicas of one base model and rank class.
+rows are (``costs.allocation``).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Final
 
@@ -18,12 +18,14 @@ MS_PER_HOUR: Final = 3_600_000
 
 
 class DatedRate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one replica of a pool costs from ``effective_from`` on, until a later rate, in nanodollars per hour.
-    ``slot_nanos_per_hour`` is the declared cost of one pinned slot, which is taken out of the replica's idle time.
+    """What one replica of a pool, or with ``pool`` "" of a placement group, costs from ``effective_from`` on, until a
+    later rate of the same, in nanodollars per hour. ``slot_nanos_per_hour`` is the declared cost of one pinned slot,
+    which is taken out of the replica's idle time.
     """
 
     base_model: Annotated[str, fields.BASE_MODEL]
     rank_max: Annotated[int, fields.RANK_MAX]
+    pool: Annotated[str, fields.RATE_POOL] = ""
     effective_from: Annotated[datetime, fields.EFFECTIVE_FROM]
     nanos_per_hour: Annotated[int, fields.NANOS_PER_HOUR]
     slot_nanos_per_hour: Annotated[int, fields.SLOT_NANOS_PER_HOUR]
@@ -35,7 +37,16 @@ class DatedRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoRate(Unprocessable):
-    """A pool has no rate for a time that must be paid."""
+    """A replica has no rate for a time that must be paid."""
+
+
+def rates_of(rates: Iterable[DatedRate], *, base_model: str, rank_max: int, pool: str) -> list[DatedRate]:
+    """The rates of a replica in order of time: its placement group's until its pool's first one, then its pool's."""
+    mine = [each for each in rates if (each.base_model, each.rank_max) == (base_model, rank_max)]
+    of_pool = [each for each in mine if pool and each.pool == pool]
+    starts = min((each.from_ms for each in of_pool), default=None)
+    of_group = [each for each in mine if not each.pool and (starts is None or each.from_ms < starts)]
+    return sorted(of_group + of_pool, key=lambda each: each.effective_from)
 
 
 def pieces(rates: Sequence[DatedRate], start_ms: int, end_ms: int) -> Iterator[tuple[int, int, DatedRate]]:
@@ -46,7 +57,7 @@ def pieces(rates: Sequence[DatedRate], start_ms: int, end_ms: int) -> Iterator[t
         return
     if not rates or start_ms < rates[0].from_ms:
         raise NoRate(
-            "the pool has no rate at the beginning of this time; add one with POST /api/v1/admin/costs/rates and an "
+            "the replica has no rate at the beginning of this time; add one with POST /api/v1/admin/costs/rates and an "
             "effective_from before it",
             code="rate_missing",
         )

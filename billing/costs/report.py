@@ -1,8 +1,8 @@
 """Revenue, cost and margin by tenant, adapter, model or plan; break-even and savings by model.
 
 Costs are the stored rows of hours that are shared out, and on request a preview of those that are not yet. The direct
-cost is what an owner caused. The absorbed cost also spreads the platform's rows (idle, start, lost …) of a pool over
-its owners by their direct cost; the two are never mixed.
+cost is what an owner caused. The absorbed cost also spreads the platform's rows (idle, start, lost …) of a placement
+group over its owners by their direct cost; the two are never mixed.
 
 Cost and revenue are of the same hours: revenue ends where costs do, and the tokens of a break-even are those of the
 replicas and hours that have a cost.
@@ -21,7 +21,7 @@ from sqlmodel import Session
 from billing.costs import due_hours, price_book
 from billing.costs.allocation import CostKind, CostOwner
 from billing.costs.break_even import DatedOutsidePrice, Saving, break_even, saving
-from billing.costs.due_hours import UnratedPool
+from billing.costs.due_hours import UnratedReplicas
 from billing.costs.hours import HourCost, Preview, preview
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.revenue import Revenue, read_revenue
@@ -83,7 +83,7 @@ GROUP BY u.base_model
 
 
 class OwnedCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One owner's cost for one reason in a pool."""
+    """One owner's cost for one reason in a placement group."""
 
     base_model: str
     rank_max: int
@@ -92,9 +92,10 @@ class OwnedCost(msgspec.Struct, frozen=True, kw_only=True):
     nanos: int
 
 
-class PoolTime(msgspec.Struct, frozen=True, kw_only=True):
-    """What the replicas of a pool cost, and for how long. ``unfitted_hours`` were shared out before a cost function was
-    fitted, ``flagged_hours`` with one that is flagged, or that predicted less than 0.8 or more than 1.25 of their time.
+class GroupTime(msgspec.Struct, frozen=True, kw_only=True):
+    """What the replicas of a placement group cost, and for how long. ``unfitted_hours`` were shared out before a cost
+    function was fitted, ``flagged_hours`` with one that is flagged, or that predicted less than 0.8 or more than 1.25
+    of their time.
     """
 
     base_model: str
@@ -122,7 +123,8 @@ class MarginRow(msgspec.Struct, frozen=True, kw_only=True):
     revenue_nanos: Annotated[int, fields.REVENUE_NANOS]
     cost_nanos: Annotated[int, fields.COST_NANOS]
     absorbed_cost_nanos: Annotated[
-        int, about("Cost with its part of the platform's rows of its pool, such as idle time, in nanodollars.")
+        int,
+        about("Cost with its part of the platform's rows of its placement group, such as idle time, in nanodollars."),
     ]
     margin_nanos: Annotated[
         int | None, about("Revenue minus the cost that it caused, in nanodollars; null where a replica has no rate.")
@@ -161,7 +163,7 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     end: datetime
     allocated_until: datetime | None
     revenue_until: datetime
-    unrated_pools: tuple[UnratedPool, ...]
+    unrated: tuple[UnratedReplicas, ...]
     group_by: CostGrouping
     total_nanos: int
     revenue_nanos: int
@@ -183,17 +185,17 @@ def report(
     computed as they are now. Raises InvalidRequest for a period without whole hours or that is too long.
     """
     start_ms, end_ms = checked_hours(start, end)
-    costs, pools = stored_costs(session, start_ms, end_ms)
-    allocated_ms = max((pool.last_hour_ms + MS_PER_HOUR for pool in pools), default=None)
+    costs, groups = stored_costs(session, start_ms, end_ms)
+    allocated_ms = max((group.last_hour_ms + MS_PER_HOUR for group in groups), default=None)
     opened = Preview([], due_hours.shared_until_ms(session, settings))
     if include_open_hours:
         opened = preview(session, settings, hours_max=PREVIEW_HOURS_MAX, start_ms=start_ms, end_ms=end_ms)
-        _add_open_hours(opened.hours, costs, pools)
+        _add_open_hours(opened.hours, costs, groups)
     until_ms = end_ms if opened.until_ms is None else min(end_ms, max(start_ms, opened.until_ms))
     charged = read_revenue(session, start=start, end=clock.from_ms(until_ms))
     unrated = set(due_hours.unrated(session, before_ms=end_ms, after_ms=start_ms).values())
-    models = sorted({pool.base_model for pool in pools})
-    rated = set(models) - {pool.base_model for pool in unrated}
+    models = sorted({group.base_model for group in groups})
+    rated = set(models) - {each.base_model for each in unrated}
     rows = margins(costs, charged, group_by, rated)
     if len(rows) > REPORT_ROWS_MAX:
         raise InvalidRequest(
@@ -212,13 +214,13 @@ def report(
         end=end,
         allocated_until=None if allocated_ms is None else clock.from_ms(allocated_ms),
         revenue_until=clock.from_ms(until_ms),
-        unrated_pools=tuple(sorted(unrated)),
+        unrated=tuple(sorted(unrated)),
         group_by=group_by,
         total_nanos=sum(cost.nanos for cost in costs),
         revenue_nanos=sum(each.revenue_nanos for each in charged),
         rows=tuple(rows),
         platform=dict(sorted(platform.items())),
-        models=tuple(_economics(model, pools, tokens[model], prices, end) for model in models),
+        models=tuple(_economics(model, groups, tokens[model], prices, end) for model in models),
     )
 
 
@@ -235,8 +237,8 @@ def checked_hours(start: datetime, end: datetime) -> tuple[int, int]:
     return start_ms, end_ms
 
 
-def stored_costs(session: Session, start_ms: int, end_ms: int) -> tuple[list[OwnedCost], list[PoolTime]]:
-    """The costs of the hours that are shared out, by owner and kind, and the pools' time."""
+def stored_costs(session: Session, start_ms: int, end_ms: int) -> tuple[list[OwnedCost], list[GroupTime]]:
+    """The costs of the hours that are shared out, by owner and kind, and the placement groups' time."""
     period = {"start_ms": start_ms, "end_ms": end_ms}
     costs = [
         OwnedCost(
@@ -249,8 +251,8 @@ def stored_costs(session: Session, start_ms: int, end_ms: int) -> tuple[list[Own
         for row in session.connection().execute(_ROWS, period).mappings()
     ]
     bounds = {"ratio_min": RATIO_PPM_MIN, "ratio_max": RATIO_PPM_MAX, "error_max": ERROR_PPM_MAX}
-    pools = [PoolTime(**row) for row in session.connection().execute(_HOURS, period | bounds).mappings()]
-    return costs, pools
+    groups = [GroupTime(**row) for row in session.connection().execute(_HOURS, period | bounds).mappings()]
+    return costs, groups
 
 
 def costs_of_tenants(session: Session, tenant_ids: Collection[str], *, since: datetime) -> dict[str, int]:
@@ -260,15 +262,15 @@ def costs_of_tenants(session: Session, tenant_ids: Collection[str], *, since: da
     return dict.fromkeys(tenant_ids, 0) | {tenant_id: nanos for tenant_id, nanos in found}  # noqa: C416 - of row types
 
 
-def _add_open_hours(opened: Iterable[HourCost], costs: list[OwnedCost], pools: list[PoolTime]) -> None:
+def _add_open_hours(opened: Iterable[HourCost], costs: list[OwnedCost], groups: list[GroupTime]) -> None:
     for hour in opened:
         base_model, rank_max = hour.kind.base_model, hour.kind.rank_max
         costs += [
             OwnedCost(base_model=base_model, rank_max=rank_max, owner=row.owner, kind=row.kind, nanos=row.nanos)
             for row in hour.allocation.rows
         ]
-        pools.append(
-            PoolTime(
+        groups.append(
+            GroupTime(
                 base_model=base_model,
                 rank_max=rank_max,
                 total_nanos=hour.allocation.total_nanos,
@@ -300,7 +302,7 @@ def margins(
     costs: Sequence[OwnedCost], charged: Sequence[Revenue], group_by: CostGrouping, rated: AbstractSet[str]
 ) -> list[MarginRow]:
     """Revenue and cost by key, for every key that has either. Costs without a tenant are in no row, but spread over the
-    rows of their pool in the absorbed cost. ``rated`` are the base models of which every replica has a cost.
+    rows of their placement group in the absorbed cost. ``rated`` are the base models of which every replica has a cost.
     """
     direct, absorbed = Counter[str](), Counter[str]()
     for cost in costs:
@@ -335,25 +337,25 @@ def _margin_row(key: str, sums: Counter[str], cost: int, absorbed: int, *, known
 
 
 def absorbed_costs(costs: Iterable[OwnedCost]) -> dict[tuple[CostOwner, str], int]:
-    """Direct cost plus a part of the platform's cost of the same pool, by owner and base model. Whole nanodollars: the
-    parts of a pool add up to its cost. A pool without usage spreads nothing.
+    """Direct cost plus a part of the platform's cost of the same placement group, by owner and base model. Whole
+    nanodollars: the parts of a group add up to its cost. A group without usage spreads nothing.
     """
     direct: dict[tuple[str, int], Counter[CostOwner]] = defaultdict(Counter)
     overhead: Counter[tuple[str, int]] = Counter()
     for cost in costs:
-        pool = (cost.base_model, cost.rank_max)
+        group = (cost.base_model, cost.rank_max)
         if cost.owner.tenant_id:
-            direct[pool][cost.owner] += cost.nanos
+            direct[group][cost.owner] += cost.nanos
         else:
-            overhead[pool] += cost.nanos
+            overhead[group] += cost.nanos
     found: Counter[tuple[CostOwner, str]] = Counter()
-    for pool, owners in direct.items():
+    for group, owners in direct.items():
         whole, so_far, given = sum(owners.values()), 0, 0
         for owner in sorted(owners):  # each gets what the running total has grown by, so that nothing is lost
             so_far += owners[owner]
-            share = overhead[pool] * so_far // whole - given
+            share = overhead[group] * so_far // whole - given
             given += share
-            found[owner, pool[0]] += owners[owner] + share
+            found[owner, group[0]] += owners[owner] + share
     return dict(found)
 
 
@@ -364,15 +366,15 @@ def _key(owner: CostOwner, base_model: str, group_by: CostGrouping) -> str:
 
 def _economics(
     model: str,
-    pools: Iterable[PoolTime],
+    groups: Iterable[GroupTime],
     tokens: tuple[int, int],
     prices: Sequence[DatedOutsidePrice],
     end: datetime,
 ) -> ModelEconomics:
-    mine = [pool for pool in pools if pool.base_model == model]
+    mine = [group for group in groups if group.base_model == model]
     inputs, outputs = tokens
     total, paid_ms, busy_ms = (
-        sum(getattr(pool, name) for pool in mine) for name in ("total_nanos", "paid_ms", "busy_ms")
+        sum(getattr(group, name) for group in mine) for name in ("total_nanos", "paid_ms", "busy_ms")
     )
     found = break_even(total_nanos=total, tokens=inputs + outputs, busy_ms=busy_ms, paid_ms=paid_ms)
     return ModelEconomics(
@@ -385,6 +387,6 @@ def _economics(
         break_even_observed_nanos=found["observed"],
         break_even_full_use_nanos=found["full_use"],
         saving=saving(prices, model=model, on=end.date(), input_tokens=inputs, output_tokens=outputs, own_nanos=total),
-        unfitted_hours=sum(pool.unfitted_hours for pool in mine),
-        flagged_hours=sum(pool.flagged_hours for pool in mine),
+        unfitted_hours=sum(group.unfitted_hours for group in mine),
+        flagged_hours=sum(group.flagged_hours for group in mine),
     )

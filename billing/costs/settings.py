@@ -41,7 +41,7 @@ class CostSettings(Fragment):
     cost_windows_kept_days: int = Field(
         default=90, ge=7, le=3_650,
         description="How long billing keeps the windows that replicas reported. Hours that are shared out stay; an "
-        "hour whose pool has had no rate for this long is never shared out.",
+        "hour that has had no rate for this long is never shared out.",
     )  # fmt: skip
     cost_fit_windows_max: int = Field(
         default=50_000, ge=20, le=1_000_000, description="Most windows, the newest, that a cost function is fitted to."

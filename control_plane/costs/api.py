@@ -19,9 +19,10 @@ from billing.costs.settings import CostSettings
 from control_plane.audit.service import audited
 from control_plane.auth.authenticate import Principal
 from control_plane.costs import service
-from control_plane.costs.schemas import CostFunctionView, CostReportView, NewOutsidePrice, NewPoolRate
+from control_plane.costs.schemas import CostFunctionView, CostReportView, NewOutsidePrice, NewReplicaRate
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageLimit
+from control_plane.pools import service as pools
 from core.db import unit_of_work
 
 Start = Annotated[
@@ -79,25 +80,27 @@ class AdminCosts(Controller):
             return Page(data=service.list_functions(session, limit=limit))
 
     @get("/rates", sync_to_thread=True)
-    def list_pool_rates(self, engine: NamedDependency[Engine]) -> Page[DatedRate]:
-        """List what replicas cost, by pool and time, on one page."""
+    def list_replica_rates(self, engine: NamedDependency[Engine]) -> Page[DatedRate]:
+        """List what replicas cost, by base model, rank class, pool and time, on one page."""
         with unit_of_work(engine) as session:
             return Page(data=price_book.list_rates(session))
 
     @post("/rates", sync_to_thread=True)
-    def add_pool_rate(
+    def add_replica_rate(
         self,
-        data: JSONBody[NewPoolRate],
+        data: JSONBody[NewReplicaRate],
         idempotent: NamedDependency[IdempotentRequest],
         principal: NamedDependency[Principal],
     ) -> Response[DatedRate]:
-        """Add what one replica of a pool costs from an instant on."""
+        """Add what one replica of a pool, or of a base model and rank class, costs from an instant on."""
 
         def add(session: Session) -> DatedRate:
+            if data.pool:
+                pools.require(session, data.pool, base_model=data.base_model, rank_max=data.rank_max)
             added = price_book.add_rate(session, msgspec.convert(data, DatedRate, from_attributes=True))
-            target = f"{data.base_model}/{data.rank_max}"
+            target = f"{data.base_model}/{data.rank_max}" + (f"/{data.pool}" if data.pool else "")
             details = {"effective_from": data.effective_from, "nanos_per_hour": data.nanos_per_hour}
-            audited(session, principal, "pool_rate.added", target, details=details)
+            audited(session, principal, "replica_rate.added", target, details=details)
             return added
 
         return idempotent.run(add)

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from billing.costs.break_even import PriceStatus
-from billing.costs.due_hours import UnratedPool
+from billing.costs.due_hours import UnratedReplicas
 from billing.costs.report import CostGrouping, MarginRow
 from core import fields
 from core.fields import about
@@ -16,17 +16,21 @@ _MTOK_NANOS_MAX = 1_000_000_000_000_000  # a million dollars for a million token
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(?!\n)$")]
 RankMax = Annotated[int, msgspec.Meta(ge=1, le=512)]
+RatePool = Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?(?!\n)$")]
 RateNanos = Annotated[int, msgspec.Meta(ge=0, le=_RATE_NANOS_MAX)]
 MtokNanos = Annotated[int, msgspec.Meta(ge=0, le=_MTOK_NANOS_MAX)]
 CurrencyCode = Annotated[str, msgspec.Meta(pattern=r"^[a-z]{3}(?!\n)$")]
 SourceText = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=fields.ONE_LINE)]
 
 
-class NewPoolRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one replica of a pool costs an hour from an instant on. A rate is never changed: a later one replaces it."""
+class NewReplicaRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one replica costs an hour from an instant on. A rate is never changed: a later one replaces it. A pool's
+    first rate replaces that of its base model and rank class.
+    """
 
     base_model: Annotated[Name, fields.BASE_MODEL]
     rank_max: Annotated[RankMax, fields.RANK_MAX]
+    pool: Annotated[RatePool, fields.RATE_POOL] = ""
     effective_from: Annotated[datetime, msgspec.Meta(tz=True), fields.EFFECTIVE_FROM]
     nanos_per_hour: Annotated[RateNanos, fields.NANOS_PER_HOUR]
     slot_nanos_per_hour: Annotated[RateNanos, fields.SLOT_NANOS_PER_HOUR] = 0
@@ -121,8 +125,8 @@ class CostReportView(msgspec.Struct, frozen=True, kw_only=True):
     end: Annotated[datetime, fields.END]
     allocated_until: Annotated[datetime | None, about("Until when costs are final; null before the first hour.")]
     revenue_until: Annotated[datetime, about("Up to when revenue is counted; later hours have no cost yet.")]
-    unrated_pools: Annotated[
-        tuple[UnratedPool, ...], about("Pools whose replicas wait for a rate: their time has no cost.")
+    unrated: Annotated[
+        tuple[UnratedReplicas, ...], about("Pools and placement groups that wait for a rate: their time has no cost.")
     ]
     group_by: Annotated[CostGrouping, about("What the rows are of.")]
     total_nanos: Annotated[int, fields.TOTAL_NANOS]

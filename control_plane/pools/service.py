@@ -92,6 +92,24 @@ def read(session: Session, redis: Redis, name: str) -> PoolView:
     return _view(session, pool, fleet.published_statuses(redis), _wanted(redis, name))
 
 
+def require(session: Session, name: str, *, base_model: str, rank_max: int) -> None:
+    """Raise InvalidRequest unless there is such a pool, of this base model and rank class."""
+    pool = session.get(PoolRow, name)
+    if pool is None:
+        raise InvalidRequest(
+            f"pool: there is no pool {name[:100]!r}. GET /api/v1/admin/pools lists them.",
+            code="pool_not_found",
+            param="pool",
+        )
+    if (pool.base_model, pool.rank_max) != (base_model, rank_max):
+        raise InvalidRequest(
+            f"pool: {name} is a pool of {pool.base_model} and rank class {pool.rank_max}. Use these as base_model and "
+            "rank_max, or name another pool.",
+            code="pool_mismatch",
+            param="pool",
+        )
+
+
 def add_revision(session: Session, name: str, new: NewPoolRevision, *, principal: Principal) -> PoolRevisionView:
     """Add a revision, which is the newest one with changes. It is not in force. Raises NotFound, InvalidRequest and
     Conflict.

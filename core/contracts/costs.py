@@ -23,7 +23,7 @@ class CostWindow(msgspec.Struct, frozen=True, kw_only=True):
     ``busy_ms`` is the time in steps, ``stall_ms`` the part of it in which steps waited for an adapter's load.
     ``sequence_steps`` counts a sequence once in each of its steps, ``adapter_steps`` each distinct adapter once in each
     step. ``context_tokens`` are the tokens that decode steps read. The ``probe`` tokens are the agent's own.
-    ``final``: the agent ended in order.
+    ``pool`` is "" for a replica of no pool. ``final``: the agent ended in order.
     """
 
     replica_id: Name
@@ -31,6 +31,7 @@ class CostWindow(msgspec.Struct, frozen=True, kw_only=True):
     sequence: Amount
     base_model: Name
     rank_max: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    pool: Annotated[str, msgspec.Meta(max_length=63)] = ""
     engine: Name
     device: Annotated[str, msgspec.Meta(max_length=20)]
     state: WindowState

@@ -14,10 +14,11 @@ _START: Final = "2026-01-01T00:00:00Z"
 
 
 def add_rates(admin: ControlPlane) -> None:
-    """Give every pool without a rate one, so that the cost of its hours can be shared out."""
-    priced = {(rate["base_model"], rate["rank_max"]) for rate in admin.get("/api/v1/admin/costs/rates")["data"]}
-    pools = {(each["base_model"], each["rank_max"]) for each in admin.get("/api/v1/admin/replicas")["data"]}
-    for base_model, rank_max in sorted(pools - priced):
+    """Give every placement group without a rate one, so that the cost of its hours can be shared out."""
+    rates = admin.get("/api/v1/admin/costs/rates")["data"]
+    priced = {(rate["base_model"], rate["rank_max"]) for rate in rates if not rate["pool"]}
+    groups = {(each["base_model"], each["rank_max"]) for each in admin.get("/api/v1/admin/replicas")["data"]}
+    for base_model, rank_max in sorted(groups - priced):
         rate = {"base_model": base_model, "rank_max": rank_max, "effective_from": _START}
         admin.post("/api/v1/admin/costs/rates", rate | {"nanos_per_hour": _NANOS_PER_HOUR})
 

@@ -119,6 +119,7 @@ class CostWindows:
                 sequence=self._sequence,
                 base_model=self._settings.base_model,
                 rank_max=self._settings.engine_rank_max,
+                pool=self._settings.pool,
                 engine=self._engine_name,
                 device=self._device,
                 state=self._state,

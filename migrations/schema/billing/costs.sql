@@ -23,7 +23,7 @@ CREATE TABLE cost_functions (
         observations > 0 AND held_out > 0 AND median_error_ppm >= 0 AND ratio_ppm >= 0),
     CONSTRAINT ck_cost_functions_measured_for_some_time CHECK (measured_from_ms < measured_to_ms)
 );
-CREATE INDEX ix_cost_functions_pool ON cost_functions (base_model, rank_max, device, engine, created_at);
+CREATE INDEX ix_cost_functions_kind ON cost_functions (base_model, rank_max, device, engine, created_at);
 
 CREATE TABLE outside_prices (
     base_model varchar NOT NULL,
@@ -39,16 +39,17 @@ CREATE TABLE outside_prices (
     CONSTRAINT ck_outside_prices_currency_is_a_code CHECK (currency ~ '^[a-z]{3}$')
 );
 
-CREATE TABLE pool_rates (
+CREATE TABLE replica_rates (
     base_model varchar NOT NULL,
     rank_max integer NOT NULL,
+    pool varchar NOT NULL,
     effective_from timestamptz NOT NULL,
     nanos_per_hour bigint NOT NULL,
     slot_nanos_per_hour bigint NOT NULL,
     created_at timestamptz NOT NULL,
-    CONSTRAINT pk_pool_rates PRIMARY KEY (base_model, rank_max, effective_from),
-    CONSTRAINT ck_pool_rates_rates_not_negative CHECK (nanos_per_hour >= 0 AND slot_nanos_per_hour >= 0),
-    CONSTRAINT ck_pool_rates_pool_named CHECK (base_model <> '' AND rank_max > 0)
+    CONSTRAINT pk_replica_rates PRIMARY KEY (base_model, rank_max, pool, effective_from),
+    CONSTRAINT ck_replica_rates_rates_not_negative CHECK (nanos_per_hour >= 0 AND slot_nanos_per_hour >= 0),
+    CONSTRAINT ck_replica_rates_group_named CHECK (base_model <> '' AND rank_max > 0)
 );
 
 CREATE TABLE replica_cost_windows (
@@ -57,6 +58,7 @@ CREATE TABLE replica_cost_windows (
     sequence bigint NOT NULL,
     base_model varchar NOT NULL,
     rank_max integer NOT NULL,
+    pool varchar NOT NULL,
     engine varchar NOT NULL,
     device varchar NOT NULL,
     state varchar NOT NULL,
@@ -80,7 +82,7 @@ CREATE TABLE replica_cost_windows (
         busy_ms >= 0 AND stall_ms >= 0 AND steps >= 0 AND prefill_tokens >= 0 AND decode_tokens >= 0
         AND context_tokens >= 0 AND sequence_steps >= 0 AND adapter_steps >= 0 AND probe_prefill_tokens >= 0
         AND probe_decode_tokens >= 0),
-    CONSTRAINT ck_replica_cost_windows_pool_named CHECK (base_model <> '' AND rank_max > 0)
+    CONSTRAINT ck_replica_cost_windows_group_named CHECK (base_model <> '' AND rank_max > 0)
 );
 CREATE INDEX ix_replica_cost_windows_replica_id_start_ms ON replica_cost_windows (replica_id, start_ms);
 CREATE INDEX ix_replica_cost_windows_start_ms ON replica_cost_windows (start_ms);
@@ -90,6 +92,7 @@ CREATE TABLE cost_hours (
     hour_ms bigint NOT NULL,
     base_model varchar NOT NULL,
     rank_max integer NOT NULL,
+    pool varchar NOT NULL,
     cost_function_id varchar CONSTRAINT fk_cost_hours_cost_function_id_cost_functions REFERENCES cost_functions (id),
     charge NUMERIC(38, 0) NOT NULL,
     carry_in integer NOT NULL,
@@ -174,5 +177,5 @@ CREATE TRIGGER cost_hours_are_final BEFORE DELETE OR UPDATE OR TRUNCATE ON cost_
 CREATE TRIGGER cost_rows_are_final BEFORE DELETE OR UPDATE OR TRUNCATE ON cost_rows FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();
 CREATE TRIGGER cost_rows_in_time BEFORE INSERT ON cost_rows FOR EACH ROW EXECUTE FUNCTION billing_refuse_late_cost_row();
 CREATE TRIGGER outside_prices_are_final BEFORE DELETE OR UPDATE OR TRUNCATE ON outside_prices FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();
-CREATE TRIGGER pool_rates_are_final BEFORE DELETE OR UPDATE OR TRUNCATE ON pool_rates FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();
+CREATE TRIGGER replica_rates_are_final BEFORE DELETE OR UPDATE OR TRUNCATE ON replica_rates FOR EACH STATEMENT EXECUTE FUNCTION billing_refuse_change();
 CREATE TRIGGER replica_cost_windows_are_final BEFORE DELETE OR UPDATE OR TRUNCATE ON replica_cost_windows FOR EACH STATEMENT EXECUTE FUNCTION billing_cost_windows_are_final();

@@ -50,7 +50,7 @@ def test_money_and_history_are_written_once(connect):
         "accounts", "transfers", "entries", "invoices", "invoice_lines", "invoice_events", "documents", "credit_notes",
         "usage_records", "usage_amendments", "usage_adjustments", "credit_lots", "credit_entries", "received_payments",
         "returned_payments", "price_versions", "plan_assignments", "price_overrides", "discounts", "tax_rates",
-        "sellers", "billing_profiles", "resource_hours", "reconciliation_runs", "cost_rows", "pool_rates",
+        "sellers", "billing_profiles", "resource_hours", "reconciliation_runs", "cost_rows", "replica_rates",
         "notifications", "credit_note_tax_lines", "invoice_tax_lines", "invoice_credits", "reconciliation_differences",
         "engine_ended_requests", "cost_hours",
     }  # fmt: skip
@@ -127,7 +127,7 @@ def test_every_function_finds_its_tables_in_public_and_never_among_temporary_one
         (WORKER, "UPDATE payment_operations SET state = 'cancelled'"),
         (WEB, "INSERT INTO received_payments DEFAULT VALUES"),
         (WEB, "INSERT INTO cost_rows DEFAULT VALUES"),
-        (BILLING, "INSERT INTO pool_rates DEFAULT VALUES"),
+        (BILLING, "INSERT INTO replica_rates DEFAULT VALUES"),
     ],
 )
 def test_a_process_cannot_do_the_work_of_another(connect, role, statement):

@@ -180,14 +180,14 @@ def test_the_database_refuses_to_change_costs(costs):
         ("UPDATE cost_rows SET nanos = nanos + 1", "written once"),
         ("DELETE FROM cost_hours", "written once"),
         ("UPDATE replica_cost_windows SET busy_ms = 0", "written once"),
-        ("DELETE FROM pool_rates", "written once"),
+        ("DELETE FROM replica_rates", "written once"),
         (
             "INSERT INTO cost_rows SELECT replica_id, hour_ms, 'tn_x', '', '', 'requests', 1 FROM cost_hours",
             "is not being written",
         ),
         (
-            """INSERT INTO cost_hours SELECT 'rep_2', hour_ms, base_model, rank_max, NULL, charge, carry_in, carry,
-            total_nanos, paid_ms, busy_ms, NULL, created_at FROM cost_hours""",
+            """INSERT INTO cost_hours SELECT 'rep_2', hour_ms, base_model, rank_max, pool, NULL, charge, carry_in,
+            carry, total_nanos, paid_ms, busy_ms, NULL, created_at FROM cost_hours""",
             "add up to 0",
         ),
     ):

@@ -11,7 +11,7 @@ import pytest
 
 from billing.costs import cost_functions, focus, price_book, report
 from billing.costs.break_even import DatedOutsidePrice
-from billing.costs.due_hours import UnratedPool
+from billing.costs.due_hours import UnratedReplicas
 from billing.costs.hours import allocate_due
 from billing.costs.rates import MS_PER_HOUR
 from core.db import unit_of_work
@@ -138,13 +138,13 @@ def test_costs_and_what_stands_beside_them_are_of_the_same_hours(costs, used):
     assert reported(costs, end=costs.at(2)) == msgspec.structs.replace(both, allocated_until=costs.at(2))
 
 
-def test_tokens_of_a_pool_without_a_rate_are_in_no_break_even_and_the_pool_is_named(costs, used):
+def test_tokens_of_replicas_without_a_rate_are_in_no_break_even_and_they_are_named(costs, used):
     (before,) = reported(costs).models
     costs.store(costs.window(0, 20, replica_id="rep_2", boot_id="boot_2", rank_max=64, busy_ms=4_000, final=True))
     costs.use(used[0], ended_s=5, lasted_s=2, input_tokens=9_000, output_tokens=1, replica_id="rep_2")
     found = reported(costs)
     assert found.models == (before,)
-    assert found.unrated_pools == (UnratedPool(base_model=BASE, rank_max=64),)
+    assert found.unrated == (UnratedReplicas(base_model=BASE, rank_max=64, pool=""),)
     assert {row.margin_nanos for row in found.rows} == {row.margin_ppm for row in found.rows} == {None}
 
 

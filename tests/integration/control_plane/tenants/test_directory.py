@@ -13,8 +13,9 @@ _USED = sa.text(
 )
 _HOUR = "(extract(epoch FROM now())::bigint / 3600 * 3600000)"
 _COST_HOUR = sa.text(
-    "INSERT INTO cost_hours (replica_id, hour_ms, base_model, rank_max, charge, carry_in, carry, total_nanos, paid_ms,"
-    f" busy_ms, created_at) VALUES (:replica, {_HOUR}, 'm', 16, :nanos * 3600000::bigint, 0, 0, :nanos, 1, 0, now())"
+    "INSERT INTO cost_hours (replica_id, hour_ms, base_model, rank_max, pool, charge, carry_in, carry, total_nanos,"
+    f" paid_ms, busy_ms, created_at) VALUES (:replica, {_HOUR}, 'm', 16, '', :nanos * 3600000::bigint, 0, 0, :nanos,"
+    " 1, 0, now())"
 )
 _COST_ROW = sa.text(
     "INSERT INTO cost_rows (replica_id, hour_ms, tenant_id, adapter_id, plan_id, kind, nanos)"
