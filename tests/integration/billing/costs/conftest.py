@@ -1,4 +1,4 @@
-"""A stage for cost attribution: windows as agents report them, a pool with a rate, and usage at chosen instants."""
+"""A stage for cost attribution: windows as agents report them, rates, and usage at chosen instants."""
 
 from datetime import datetime, timedelta
 
@@ -28,7 +28,7 @@ class CostStage:
         self.hour_ms = clock.to_ms(stage.now()) // MS_PER_HOUR * MS_PER_HOUR - 2 * MS_PER_HOUR
         self._sequence = 0
 
-    def rate(self, nanos_per_hour: int = NANOS_PER_HOUR, *, from_ms: int | None = None, **changes: int) -> None:
+    def rate(self, nanos_per_hour: int = NANOS_PER_HOUR, *, from_ms: int | None = None, **changes: int | str) -> None:
         with unit_of_work(self.engine) as session:
             price_book.add_rate(
                 session,

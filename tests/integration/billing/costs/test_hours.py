@@ -17,6 +17,7 @@ from core.contracts.costs import WINDOW_MS_MAX
 from core.db import unit_of_work
 from tests.fixtures.least_privilege import as_user
 from tests.fixtures.together import together
+from tests.integration.billing.costs.conftest import NANOS_PER_HOUR
 
 
 def test_windows_are_stored_once_however_often_they_arrive(costs):
@@ -134,6 +135,43 @@ def test_replicas_without_a_rate_stop_no_other_pool(costs, monkeypatch):
     run = allocate_due(costs.engine, costs.settings)
     assert (run.hours, len(run.without_rate)) == (2, 30)
     assert costs.rows() == {"idle": 10_000_000}
+
+
+def test_replicas_of_two_pools_of_one_group_cost_their_pools_rates_and_others_the_groups(costs):
+    """The fast pool's first rate begins 20 s into the hour. Rates are of 0.7 and 2.2 nanodollars a millisecond."""
+    costs.rate(2_500_001)
+    costs.rate(8_000_003, pool="fast", from_ms=costs.hour_ms + 20_000)
+    costs.rate(3_600_000, pool="small")
+    (a,) = costs.tenants(1)
+    costs.use(a, ended_s=50, replica_id="rep_fast", input_tokens=1_001, output_tokens=1)
+    work = {"busy_ms": 5_000, "steps": 1, "prefill_tokens": 1_001, "sequence_steps": 1}
+    for pool in ("fast", "small", ""):
+        name = {"replica_id": f"rep_{pool}", "boot_id": f"boot_{pool}"}
+        costs.store(costs.window(0, 60, pool=pool, final=True, **name, **(work if pool == "fast" else {})))
+    assert allocate_due(costs.engine, costs.settings).hours == 3
+    stored = costs.stage.rows("SELECT pool, charge, carry, total_nanos FROM cost_hours ORDER BY pool")
+    fast = 20_000 * 2_500_001 + 40_000 * 8_000_003
+    assert [(row["pool"], int(row["charge"])) for row in stored] == [
+        ("", 60_000 * 2_500_001),
+        ("fast", fast),
+        ("small", 60_000 * 3_600_000),
+    ]
+    assert all(row["total_nanos"] * MS_PER_HOUR + row["carry"] == row["charge"] for row in stored)
+    found = costs.rows()
+    assert sum(found.values()) == sum(row["total_nanos"] for row in stored)
+    assert found[a] == fast * 5_000 // 60_000 // MS_PER_HOUR
+
+
+def test_a_replica_waits_only_while_neither_its_pool_nor_its_group_has_a_rate(costs):
+    costs.rate(pool="fast")
+    costs.store(costs.window(0, 10, pool="fast", final=True))
+    other = costs.window(0, 10, replica_id="rep_slow", boot_id="boot_slow", pool="slow", final=True)
+    costs.store(other)
+    run = allocate_due(costs.engine, costs.settings)
+    assert (run.hours, run.without_rate) == (1, {"rep_slow"})
+    costs.rate(2 * NANOS_PER_HOUR, pool="slow")
+    assert allocate_due(costs.engine, costs.settings).hours == 1
+    assert costs.rows() == {"idle": 10_000_000 + 20_000_000}
 
 
 def test_a_preview_says_where_it_ends(costs):

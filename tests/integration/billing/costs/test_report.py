@@ -89,7 +89,7 @@ def used(costs):
     for tenant in (a, b):
         costs.use(tenant, ended_s=5, lasted_s=2, input_tokens=1_001, output_tokens=1)
     work = {"steps": 2, "prefill_tokens": 2_002, "sequence_steps": 2}
-    costs.store(costs.window(0, 20, busy_ms=4_000, final=True, **work))
+    costs.store(costs.window(0, 20, pool="chat", busy_ms=4_000, final=True, **work))
     allocate_due(costs.engine, costs.settings)
     return a, b
 
@@ -140,11 +140,13 @@ def test_costs_and_what_stands_beside_them_are_of_the_same_hours(costs, used):
 
 def test_tokens_of_replicas_without_a_rate_are_in_no_break_even_and_they_are_named(costs, used):
     (before,) = reported(costs).models
-    costs.store(costs.window(0, 20, replica_id="rep_2", boot_id="boot_2", rank_max=64, busy_ms=4_000, final=True))
+    costs.store(
+        costs.window(0, 20, replica_id="rep_2", boot_id="boot_2", rank_max=64, pool="large", busy_ms=4_000, final=True)
+    )
     costs.use(used[0], ended_s=5, lasted_s=2, input_tokens=9_000, output_tokens=1, replica_id="rep_2")
     found = reported(costs)
     assert found.models == (before,)
-    assert found.unrated == (UnratedReplicas(base_model=BASE, rank_max=64, pool=""),)
+    assert found.unrated == (UnratedReplicas(base_model=BASE, rank_max=64, pool="large"),)
     assert {row.margin_nanos for row in found.rows} == {row.margin_ppm for row in found.rows} == {None}
 
 
@@ -188,6 +190,23 @@ def test_a_rate_cannot_change_what_is_shared_out(costs, used):
     assert refused.value.code == "rate_exists"
 
 
+def test_a_rate_of_a_group_can_begin_in_time_in_which_only_pools_with_rates_are_shared_out(costs):
+    """Otherwise the group's other replicas could never get a rate for that time."""
+    costs.rate(1, pool="fast")
+    costs.store(costs.window(0, 10, pool="fast", final=True))
+    costs.store(costs.window(0, 10, replica_id="rep_2", boot_id="boot_2", pool="slow", final=True))
+    assert allocate_due(costs.engine, costs.settings).without_rate == {"rep_2"}
+    with pytest.raises(Conflict) as refused:
+        costs.rate(2, pool="fast", from_ms=costs.hour_ms)
+    assert refused.value.code == "rate_in_allocated_time"
+    costs.rate(from_ms=costs.hour_ms)
+    assert allocate_due(costs.engine, costs.settings).hours == 1
+    for pool in ("", "slow"):
+        with pytest.raises(Conflict) as refused:
+            costs.rate(2, pool=pool, from_ms=costs.hour_ms + 1)
+        assert refused.value.code == "rate_in_allocated_time"
+
+
 def test_the_focus_file_adds_up_and_names_its_method(costs, used):
     with unit_of_work(costs.engine) as session:
         text = "".join(
@@ -205,5 +224,6 @@ def test_the_focus_file_adds_up_and_names_its_method(costs, used):
     assert sum(Decimal(line["PricingQuantity"]) for line in lines) == Decimal("0.005555555")
     assert {line["ResourceId"] for line in lines} == {"rep_1"}
     assert {line["x_CostKind"] for line in lines} == {"idle", "requests"}
+    assert {line["x_Pool"] for line in lines} == {"chat"}
     assert {line["AllocatedMethodId"] for line in lines} == {focus.METHOD}
     assert lines[0]["ChargePeriodStart"] == f"{costs.at(0):%Y-%m-%dT%H:00:00Z}"

@@ -21,7 +21,7 @@ HOUR = (datetime.now(UTC) - timedelta(hours=3)).replace(minute=0, second=0, micr
 BASE = "tiny-instruct"
 RATE = {
     "base_model": BASE, "rank_max": 16, "effective_from": HOUR.isoformat(), "nanos_per_hour": 3_600_000_000,
-    "slot_nanos_per_hour": 0,
+    "slot_nanos_per_hour": 0, "pool": "",
 }  # fmt: skip
 PRICE = {
     "base_model": BASE, "provider": "elsewhere", "as_of": HOUR.date().isoformat(), "currency": "usd",
@@ -67,6 +67,44 @@ def test_rates_and_outside_prices_are_added_once_and_listed(api):
             409,
             "rate_exists" if table == "rates" else "outside_price_exists",
         )
+
+
+@pytest.fixture
+def chat(api, base) -> str:
+    api.admin.post("/api/v1/admin/pools", json={"name": "chat", "base_model": base.id}).raise_for_status()
+    return "chat"
+
+
+def test_a_pool_has_a_rate_of_its_own_and_the_report_names_pools_without_one(api, engine, chat):
+    ran(engine, pool=chat)
+    report = api.admin.get("/api/v1/admin/costs", params=PERIOD).raise_for_status().json()
+    assert report["unrated"] == [{"base_model": BASE, "rank_max": 16, "pool": chat}]
+    group = {name: value for name, value in RATE.items() if name != "pool"}
+    for body in (group, RATE | {"pool": chat, "nanos_per_hour": 7_200_000_000}):
+        added = add(api, "rates", body)
+        assert (added.status_code, added.json()["pool"]) == (201, body.get("pool", "")), added.text
+    listed = api.admin.get("/api/v1/admin/costs/rates").json()["data"]
+    assert [(rate["pool"], rate["nanos_per_hour"]) for rate in listed] == [("", 3_600_000_000), (chat, 7_200_000_000)]
+    assert allocate_due(engine, CostSettings()).hours == 1
+    report = api.admin.get("/api/v1/admin/costs", params=PERIOD).json()
+    assert (report["unrated"], report["total_nanos"]) == ([], 120_000_000)
+    (line,) = csv.DictReader(io.StringIO(api.admin.get("/api/v1/admin/costs/focus.csv", params=PERIOD).text))
+    assert line["x_Pool"] == chat
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"pool": "none"}, "pool_not_found"),
+        ({"pool": "chat", "rank_max": 64}, "pool_mismatch"),
+        ({"pool": "chat", "base_model": "other"}, "pool_mismatch"),
+        ({"pool": "Chat"}, "invalid_value"),
+    ],
+)
+def test_a_rate_of_no_such_pool_is_refused(api, chat, changes, code):
+    refused = add(api, "rates", RATE | changes)
+    assert (refused.status_code, refused.json()["code"], refused.json()["param"]) == (400, code, "pool"), refused.text
+    assert api.admin.get("/api/v1/admin/costs/rates").json()["data"] == []
 
 
 @pytest.fixture

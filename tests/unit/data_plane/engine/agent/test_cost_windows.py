@@ -45,7 +45,7 @@ class Boot:
     def __init__(self, run_dir) -> None:
         self.settings = ReplicaSettings(
             model_path="/", replica_id="rep_one", engine_run_dir=run_dir, engine_key=processes.ENGINE_KEY,
-            snapshot_public_keys=PUBLIC_KEYS, cost_windows_unsent_max=3,
+            snapshot_public_keys=PUBLIC_KEYS, cost_windows_unsent_max=3, pool="chat", pool_revision="0" * 64,
         )  # fmt: skip
         self.settings.run_dir.mkdir()
         self.redis, self.state, self.probes, self.now = FakeStream(), EngineState(), ProbeTokens(), BEGAN
@@ -80,7 +80,7 @@ async def test_windows_end_at_the_borders_and_at_changes_of_state(boot):
     await boot.at(9)
     await boot.at(17)
     assert boot.sent == [("starting", 0, 7_100), ("starting", 7_100, 9_000), ("ready", 9_000, 17_000)]
-    assert [window.sequence for window in boot.redis.windows] == [0, 1, 2]
+    assert [(window.sequence, window.pool) for window in boot.redis.windows] == [(0, "chat"), (1, "chat"), (2, "chat")]
 
 
 async def test_a_window_holds_what_the_engine_counted_in_it(boot):
