@@ -48,7 +48,7 @@ class Streams:
 
     def follow(self, number: int) -> None:
         with openai.OpenAI(
-            base_url=f"{self.base_url}/v1", api_key=self.key, max_retries=0, timeout=120,
+            base_url=f"{self.base_url}/v1", api_key=self.key, max_retries=0, timeout=180,
             http_client=openai.DefaultHttpxClient(verify=TLS),
         ) as client:  # fmt: skip
             while not self._ended.is_set():
@@ -78,12 +78,12 @@ def streams(stack, *, tokens: int = 60):
     with ThreadPoolExecutor(STREAMS) as callers:
         following = [callers.submit(made.follow, number) for number in range(STREAMS)]
         try:
-            wait_until(lambda: len(made.firsts) > STREAMS, what="streams", timeout_s=60)
+            wait_until(lambda: len(made.firsts) >= STREAMS, what="streams", timeout_s=60)
             yield made
         finally:
             made.end()
         for each in following:
-            each.result(120)
+            each.result(180)
 
 
 def failed_on(stack) -> set[str]:
@@ -111,6 +111,27 @@ def test_a_pool_grows_shrinks_moves_to_another_revision_and_ends_without_breakin
         stack.want("chat", {})
         wait_until(lambda: not stack.replicas(), what="no replica", timeout_s=60)
     assert replica_processes() == {}
+
+
+def test_streams_of_two_minutes_outlive_a_scale_down_and_another_revision(stack):
+    stack.want("chat", {})
+    with stack.placer("--token-interval-s", "0.5", "--pages", "40960"):
+        stack.want("slow", {1: 3})
+        wait_until(lambda: len(stack.ready()) == 3 == len(stack.replicas()), timeout_s=START_S, what="three replicas")
+        with streams(stack, tokens=240) as following:
+            following.end()  # each caller's first stream is its last
+            stack.want("slow", {1: 2})
+            wait_until(lambda: len(stack.ready()) == 2, what="a replica that drains", timeout_s=START_S)
+            wait_until(lambda: len(stack.replicas()) == 2, what="its end", timeout_s=150)
+        assert (following.broken, following.whole) == ([], STREAMS)
+        with streams(stack, tokens=240) as following:
+            following.end()
+            stack.want("slow", {1: 2, 2: 1})
+            stack.wait_ready(3)
+            stack.want("slow", {2: 1})
+        assert (following.broken, following.whole) == ([], STREAMS)
+        stack.want("slow", {})
+        wait_until(lambda: not stack.replicas(), what="no replica", timeout_s=60)
 
 
 def test_of_a_killed_node_only_its_own_streams_break_and_a_new_node_gets_a_replica(placed):
