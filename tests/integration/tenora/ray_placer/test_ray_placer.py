@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import httpx
 import msgspec
 import openai
 import psutil
@@ -46,6 +47,10 @@ class Streams:
     firsts: list[float] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
 
+    def is_known(self) -> bool:
+        asked = httpx.get(f"{self.base_url}/v1/models", headers={"authorization": f"Bearer {self.key}"}, verify=TLS)
+        return asked.status_code == 200
+
     def follow(self, number: int) -> None:
         with openai.OpenAI(
             base_url=f"{self.base_url}/v1", api_key=self.key, max_retries=0, timeout=180,
@@ -75,6 +80,7 @@ class Streams:
 def streams(stack, *, tokens: int = 60):
     tenant_id = stack.publisher.tenant()
     made = Streams(stack.gateway.url, stack.publisher.key(tenant_id), tokens)
+    wait_until(made.is_known, what="the gateway to know the key")
     with ThreadPoolExecutor(STREAMS) as callers:
         following = [callers.submit(made.follow, number) for number in range(STREAMS)]
         try:
