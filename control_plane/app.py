@@ -56,6 +56,9 @@ from control_plane.registry.revisions.api import AdminRankClasses, Revisions
 from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations.api import AdapterDeletion, AdminRevocations, OwnRevocations
 from control_plane.request_decoding import StrictRequest, refuse_unknown_parameters
+from control_plane.request_log.api import OwnRequests, TenantRequests
+from control_plane.request_log.query_engine import query_engine
+from control_plane.request_log.service import RequestLogReader
 from control_plane.request_middleware import RequestContext
 from control_plane.request_paths import RequestPaths
 from control_plane.request_slots import RequestSlots
@@ -165,7 +168,14 @@ def _resources(settings: ControlSettings, bucket: Bucket) -> Resources:
         invoices=settings.invoices,
         pdf_maker=PdfMaker(settings.documents),
         payments=PaymentAccess(settings.stripe, settings.webhooks),
+        request_log=_request_log(settings, bucket),
     )
+
+
+def _request_log(settings: ControlSettings, bucket: Bucket) -> RequestLogReader:
+    chosen = settings.request_log
+    engine = query_engine(chosen.request_log_clickhouse_url, timeout_s=chosen.request_log_query_s)
+    return RequestLogReader(bucket, settings.s3, engine, chosen)
 
 
 def _slots(web: WebSettings) -> RequestSlots:
@@ -190,6 +200,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             TenantApiKeys,
             TenantAdapters,
             TenantUsage,
+            TenantRequests,
             AdminPlans,
             admin_base_models(settings.web.control_base_model_bytes_max),
             AdminRankClasses,
@@ -231,6 +242,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             Revisions,
             OwnRevocations,
             OwnUsage,
+            OwnRequests,
             OwnInvoices,
             OwnDocuments,
             OwnCredits,

@@ -28,6 +28,7 @@ from control_plane.registry.adapters import pins
 from control_plane.registry.revisions import rank_classes
 from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations import service as revocations
+from control_plane.request_log.service import RequestLogReader
 from control_plane.settings import WebSettings
 from control_plane.tenants import service as tenants
 
@@ -63,6 +64,7 @@ class Resources:
     invoices: InvoiceSettings
     pdf_maker: PdfMaker
     payments: PaymentAccess
+    request_log: RequestLogReader
 
 
 def open_redis(url: str) -> Redis:
@@ -106,6 +108,7 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "invoice_rules": resources.invoices,
         "pdf_maker": resources.pdf_maker,
         "payment_access": resources.payments,
+        "request_log": resources.request_log,
     }
     return {name: _constant(value) for name, value in held.items()} | {
         "change_handlers": Provide(handlers_of_changes, sync_to_thread=False),

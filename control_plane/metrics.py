@@ -70,6 +70,15 @@ REMOVED_REVISIONS = Counter(
     "Revisions whose quarantine ended, by whether the stored object was deleted or is shared with another revision.",
     ["stored"],
 )
+REQUEST_LOG_ROWS = Counter("tenora_control_request_log_rows_total", "Rows of the request log that were stored.")
+REQUEST_LOG_LAG = Gauge(
+    "tenora_control_request_log_lag_seconds",
+    "Age of the oldest entry of the batch of the request log that was stored last.",
+)
+REQUEST_LOG_LOST = Counter(
+    "tenora_control_request_log_lost_total",
+    "Entries of the request log that could not be read, or were dropped from Redis before they were stored.",
+)
 LOOP_FAILURES = Counter("tenora_control_loop_failures_total", "Failed rounds of the worker's loops, by loop.", ["loop"])
 LOOP_ALIVE = Gauge(
     "tenora_control_loop_last_step_unixtime", "Time at which a worker loop last finished a round.", ["loop"]

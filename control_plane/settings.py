@@ -17,6 +17,7 @@ from billing.stripe.settings import StripeSettings
 from core.settings import (
     CorsSettings,
     Fragment,
+    HttpUrl,
     KeySettings,
     PostgresSettings,
     RedisSettings,
@@ -269,6 +270,28 @@ class WorkerSettings(Fragment):
     )
 
 
+class RequestLogSettings(Fragment):
+    """The request log: how the worker stores it, and what queries it."""
+
+    request_log_batch_max: int = Field(
+        default=5000, ge=1, le=100_000, description="Entries of the request log that the worker stores in one file."
+    )
+    request_log_days: int = Field(
+        default=30, ge=1, le=3650, description="How many days the request log is kept before today."
+    )
+    request_log_clickhouse_url: HttpUrl = Field(
+        default=None,
+        description="ClickHouse server that queries the request log in the bucket, such as "
+        "http://user:password@clickhouse:8123. Empty: ClickHouse's engine in the web process, of the extra `log`.",
+    )
+    request_log_query_s: int = Field(
+        default=10, ge=1, le=600, description="How long one query of the request log may take."
+    )
+    request_log_query_bytes_max: int = Field(
+        default=1 << 30, ge=1 << 26, description="Memory that one query of the request log may take."
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ControlSettings:
     """All settings that either process reads. A part that is not given comes from the environment."""
@@ -286,6 +309,7 @@ class ControlSettings:
     notifications: NotificationSettings = field(default_factory=NotificationSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     costs: CostSettings = field(default_factory=CostSettings)
+    request_log: RequestLogSettings = field(default_factory=RequestLogSettings)
     invoices: InvoiceSettings = field(default_factory=InvoiceSettings)
     documents: DocumentSettings = field(default_factory=DocumentSettings)
     stripe: StripeSettings = field(default_factory=StripeSettings)

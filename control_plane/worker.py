@@ -28,6 +28,8 @@ from control_plane.registry.cleanup.uploads import UploadCleanup
 from control_plane.registry.review.canary_worker import CanaryWorker
 from control_plane.registry.review.validation_worker import ValidationWorker
 from control_plane.registry.revocations.receipts import ReceiptCollector
+from control_plane.request_log.upkeep import RequestLogUpkeep
+from control_plane.request_log.writer import RequestLogWriter
 from control_plane.settings import ControlSettings, WorkerSettings
 from control_plane.tenants.scheduled_versions import LOOK_EVERY_S, ScheduledVersions
 from control_plane.tenants.spend_ceilings import SpendCeilings
@@ -42,6 +44,7 @@ _ORPHANS_S = 3600.0
 _IDLE_S = 5.0
 _LEASES_S = 2.0  # a validation whose lease has ended
 _REDIS_CHECK_S = 0.5
+_REQUEST_LOG_S = 1.0  # a file for each round that finds anything
 
 
 def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
@@ -70,6 +73,8 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
     receipts = ReceiptCollector(engine, redis, worker)
     removal = StoredRevisionCleanup(engine, RevisionStore(bucket), worker)
     orphans = OrphanSweep(engine, RevisionStore(bucket), worker)
+    log_writer = RequestLogWriter(redis, bucket, entries_max=settings.request_log.request_log_batch_max)
+    log_upkeep = RequestLogUpkeep(engine, redis, bucket, settings.request_log)
     payment_standings = StandingChanges(engine, handlers_of_changes())
     return [
         Loop("relay", relay.run_once, _LOOK_S, _IDLE_S),
@@ -87,6 +92,8 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         Loop("orphans", orphans.run_once, _ORPHANS_S),
         Loop("cleanup", cleanup.run_once, worker.cleanup_poll_s),
         Loop("pin-history", lambda: _correct_pin_history(engine), worker.cleanup_poll_s),
+        Loop("request-log", log_writer.run_once, _REQUEST_LOG_S),
+        Loop("request-log-upkeep", log_upkeep.run_once, worker.cleanup_poll_s),
         Loop("idempotency", remove_expired_responses, worker.cleanup_poll_s),
     ]
 

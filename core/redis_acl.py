@@ -33,10 +33,13 @@ _READS: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 _WRITES: Final[Mapping[str, tuple[str, ...]]] = {
     WEB: ("tenora:replica:*:drain", "tenora:prefetch"),
-    WORKER: ("tenora:snapshot*", "tenora:blob:*", "tenora:canary:*", "tenora:revocation:*", "tenora:fleet:*"),
+    WORKER: (
+        "tenora:snapshot*", "tenora:blob:*", "tenora:canary:*", "tenora:revocation:*", "tenora:fleet:*",
+        "tenora:requests",
+    ),
     GATEWAY: (
         "tenora:quota:*", "tenora:held:*", "tenora:leased", "tenora:usage", "tenora:gateways", "tenora:gateway:*",
-        "tenora:prefetch",
+        "tenora:prefetch", "tenora:requests",
     ),
     REPLICA: (
         "tenora:replicas", "tenora:replica:*", "tenora:engine_usage", "tenora:cost_windows", "tenora:canary:*",

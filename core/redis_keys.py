@@ -24,6 +24,10 @@ USAGE_DEAD_LETTERS: Final = "tenora:usage:dead"
 USAGE_RECORDED: Final = "tenora:usage:recorded"
 QUOTAS_REBUILT: Final = "tenora:quota:rebuilt"  # run id of the Redis server whose quotas billing has rebuilt
 
+# Written by gateways, read and removed by the control plane's worker.
+REQUEST_LOG: Final = "tenora:requests"  # stream: a UsageEvent and RequestDetails, or a list of refused LoggedRequests
+REQUEST_LOG_GROUP: Final = "request-log"
+
 # Between gateways.
 LEASED_TENANTS: Final = "tenora:leased"  # sorted set: tenant id by the Unix millisecond of its next expiry, or before
 PLATFORM_QUOTA: Final = "tenora:quota:platform"  # hash like a tenant's, for all requests in flight

@@ -115,7 +115,7 @@ def _with_scheme(*schemes: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-_HttpUrl = Annotated[Annotated[str, _with_scheme("http", "https")] | None, BeforeValidator(lambda given: given or None)]
+HttpUrl = Annotated[Annotated[str, _with_scheme("http", "https")] | None, BeforeValidator(lambda given: given or None)]
 
 
 class DeploymentSettings(Fragment):
@@ -150,8 +150,8 @@ class PostgresSettings(Fragment):
 class S3Settings(Fragment):
     """Where uploads and adapters lie."""
 
-    s3_endpoint: _HttpUrl = Field(default=None, description="Endpoint URL; empty for AWS itself.")
-    s3_public_endpoint: _HttpUrl = Field(
+    s3_endpoint: HttpUrl = Field(default=None, description="Endpoint URL; empty for AWS itself.")
+    s3_public_endpoint: HttpUrl = Field(
         default=None,
         description="Endpoint URL in tenants' upload URLs, if tenants need another address than Tenora does.",
     )

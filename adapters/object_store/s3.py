@@ -7,8 +7,9 @@ decide what that means. Works on AWS and on every server with its protocol and p
 import base64
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import boto3.session
 import structlog
@@ -60,6 +61,14 @@ class ObjectDamaged(Unavailable):
     """The object has another size or checksum than it must have."""
 
     default_code = "object_damaged"
+
+
+class StoredObject(NamedTuple):
+    """One object of a listing."""
+
+    key: str
+    size_bytes: int
+    modified_at: datetime
 
 
 class Bucket:
@@ -174,18 +183,38 @@ class Bucket:
         """Delete every object under ``prefix``, which must end with a slash. Returns their number."""
         if not prefix.endswith("/") or prefix.count("/") < 2:
             raise ValueError(f"{prefix!r} names more than one revision's folder")
-        deleted = 0
+        keys = [entry.key for entry in self.objects(prefix)]
+        self.delete(keys)
+        return len(keys)
+
+    def objects(self, prefix: str) -> list[StoredObject]:
+        """Every object under ``prefix``."""
         with translated(prefix):
-            for page in self.client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.name, Prefix=prefix, PaginationConfig={"PageSize": _DELETE_BATCH}
-            ):
-                if keys := [entry["Key"] for entry in page.get("Contents", [])]:
-                    objects: Any = {"Objects": [{"Key": key} for key in keys]}
-                    answer = self.client.delete_objects(Bucket=self.name, Delete=objects)
-                    if errors := answer.get("Errors"):
-                        raise Unavailable(f"{errors[0].get('Key')} could not be deleted", code="store_unavailable")
-                    deleted += len(keys)
-        return deleted
+            pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
+            return [
+                StoredObject(entry["Key"], entry["Size"], entry["LastModified"])
+                for page in pages
+                for entry in page.get("Contents", [])
+            ]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; those that do not exist are ignored."""
+        for at in range(0, len(keys), _DELETE_BATCH):
+            objects: Any = {"Objects": [{"Key": key} for key in keys[at : at + _DELETE_BATCH]]}
+            with translated(keys[at]):
+                answer = self.client.delete_objects(Bucket=self.name, Delete=objects)
+            if errors := answer.get("Errors"):
+                raise Unavailable(f"{errors[0].get('Key')} could not be deleted", code="store_unavailable")
+
+    def put(self, key: str, body: bytes) -> None:
+        """Write a small object, whole or not at all."""
+        with translated(key):
+            self.client.put_object(Bucket=self.name, Key=key, Body=body)
+
+    def get(self, key: str) -> bytes:
+        """Read a small object. Raises ObjectMissing."""
+        with translated(key):
+            return self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
 
 
 @contextmanager

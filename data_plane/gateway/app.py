@@ -36,6 +36,7 @@ from data_plane.gateway.request.idempotency import Idempotency
 from data_plane.gateway.request.lifecycle import Lifecycle
 from data_plane.gateway.request.preparation import Preparation
 from data_plane.gateway.request.replay_charge import ReplayCharge
+from data_plane.gateway.request.request_log import RequestLog
 from data_plane.gateway.routes import GatewayReadiness, Routes
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.scheduling.fair_share import BacklogBounds
@@ -106,7 +107,8 @@ class _Gateway:
         )
         self._counters = _counters(settings, redis, self._threads)
         self._connection = connection = _redis_connection(settings)
-        reservations = Reservations(connection, lease_s=settings.lease_s, settled_marker_s=settings.settled_marker_s)
+        self._request_log = RequestLog(connection, clock, settings)
+        reservations = _reservations(settings, connection, settings.lease_s)
         self._settlement = SettlementRuntime(settings, connection, reservations, clock, gateway_id)
         settler = self._settlement.settler
         self._access_watch = AccessWatch(settler.running, self._snapshot, every_s=settings.access_check_s)
@@ -160,6 +162,7 @@ class _Gateway:
             hints,
             self._quota,
             cors,
+            self._request_log,
         )
 
     @asynccontextmanager
@@ -183,6 +186,7 @@ class _Gateway:
                 unary_progress=self._unary_progress.run_forever(),
                 access_watch=self._access_watch.run_forever(),
                 idempotency=self._idempotency.run_forever(),
+                request_log=self._request_log.run_forever(),
             )
             slices = _start(slices=self._slices.run_forever())
             try:
@@ -192,6 +196,7 @@ class _Gateway:
                 await _stop(slices)  # else it reserves again what is released here
                 self._slices.close()
                 await self._settlement.drain()
+                await self._request_log.flush()
                 await _stop(followers)
                 await self._settlement.close()
                 await self._heartbeat.stop()
@@ -276,10 +281,18 @@ def _relay(
     return Relay(engines, circuits, replicas, progress, retries, settings)
 
 
+def _reservations(settings: GatewaySettings, connection: RedisConnection, lease_s: float) -> Reservations:
+    return Reservations(
+        connection,
+        lease_s=lease_s,
+        settled_marker_s=settings.settled_marker_s,
+        request_log_max=settings.request_log_entries_max,
+    )
+
+
 def _slices(settings: GatewaySettings, connection: RedisConnection, settler: Settler) -> QuotaSlices:
     long_s = slice_lease_s(heartbeat_lease_s=settings.heartbeat_lease_s, longest_s=settings.longest_ms / 1000)
-    long = Reservations(connection, lease_s=long_s, settled_marker_s=settings.settled_marker_s)
-    return QuotaSlices(long, settler, settings, lease_s=long_s)
+    return QuotaSlices(_reservations(settings, connection, long_s), settler, settings, lease_s=long_s)
 
 
 def _wait_queue(settings: GatewaySettings, replicas: Replicas) -> WaitQueue:

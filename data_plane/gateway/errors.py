@@ -39,7 +39,7 @@ class InternalError(AppError):
 
 
 class QuotaExceeded(TooManyRequests):
-    """A limit of the tenant's plan is exceeded. Carries the rate-limit headers."""
+    """A limit of the tenant's plan is exceeded: ``limit``, as ``<level>.<limit>``. Carries the rate-limit headers."""
 
     def __init__(
         self,
@@ -50,9 +50,11 @@ class QuotaExceeded(TooManyRequests):
         retry_after_s: float | None,
         retryable: bool,
         max_tokens_that_fit: int | None,
+        limit: str,
     ) -> None:
         super().__init__(message, code=code, retry_after_s=retry_after_s, retryable=retryable)
         self.headers = headers
+        self.limit = limit
         self.max_tokens_that_fit = max_tokens_that_fit
 
 

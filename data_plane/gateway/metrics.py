@@ -127,6 +127,10 @@ IDEMPOTENT_ANSWERS_LOST = Counter(
 LISTING_HINTS = Counter(
     "tenora_gateway_listing_hints", "Prefetch hints sent to replicas after a caller listed its models."
 )
+REQUEST_LOG_DROPPED = Counter(
+    "tenora_gateway_request_log_dropped",
+    "Refused requests that are in no row of the request log, because too many of different causes came at once.",
+)
 SNAPSHOT_GENERATION = Gauge("tenora_gateway_snapshot_generation", "Generation of the snapshot in use.")
 HEARTBEATS = Counter("tenora_gateway_heartbeats", "Heartbeats of this process written to Redis.")
 SNAPSHOTS_FORGED = Counter(

@@ -26,6 +26,7 @@ from data_plane.gateway.errors import Headers, InternalError, MethodNotAllowed
 from data_plane.gateway.quota.quota_status import QuotaReader
 from data_plane.gateway.request.lifecycle import Lifecycle
 from data_plane.gateway.request.preparation import Preparation
+from data_plane.gateway.request.request_log import RequestLog
 from data_plane.gateway.scheduling.prefetch_hints import ListingHints
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.state.heartbeat import Heartbeat
@@ -69,7 +70,7 @@ class GatewayReadiness:
 class Routes:
     """Finds the route of a request and answers it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts that routes call, built once by app
         self,
         lifecycle: Lifecycle,
         preparation: Preparation,
@@ -77,7 +78,9 @@ class Routes:
         listing_hints: ListingHints,
         quota: QuotaReader,
         cors: Cors,
+        request_log: RequestLog,
     ) -> None:
+        self._request_log = request_log
         self._cors = cors
         self._lifecycle = lifecycle
         self._preparation = preparation
@@ -107,9 +110,11 @@ class Routes:
 
     async def _serve(self, client: Client, request_id: str) -> None:
         label, serve = self._find(client)
+        refused: AppError | None = None
         try:
             await serve(client, request_id)
         except AppError as error:
+            refused = error
             await _fail(client, error)
             _drop_traceback(error)
         except ClientGone as gone:
@@ -121,8 +126,10 @@ class Routes:
             _log.exception("request failed", path=label)
             if client.started:
                 raise  # the server closes the connection, so that the caller does not take this for a complete answer
-            await _fail(client, InternalError("The gateway failed; the error is logged under the request id."))
+            refused = InternalError("The gateway failed; the error is logged under the request id.")
+            await _fail(client, refused)
         finally:
+            self._request_log.ended(client, request_id, label, refused)
             metrics.REQUESTS.labels(label, str(client.status)).inc()
 
     def _find(self, client: Client) -> tuple[str, Serve]:

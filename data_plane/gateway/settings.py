@@ -154,6 +154,28 @@ class GatewaySettings(
         default=50_000, ge=1, description="Settlements kept for a replay until billing has recorded them; 1 kB each."
     )
 
+    # The request log, and the access log.
+    request_log_entries_max: int = Field(
+        default=200_000,
+        ge=0,
+        le=10_000_000,
+        description="Entries of the request log that Redis keeps until the worker has stored them, of about 1 kB each. "
+        "Above this the oldest are dropped. 0: no request log.",
+    )
+    request_log_refusals_max: int = Field(
+        default=500,
+        ge=1,
+        le=100_000,
+        description="Refused requests that one gateway process sends to the request log at a time in rows of their "
+        "own. Above this, those of the same key and cause are counted in one row.",
+    )
+    request_log_refusals_s: float = Field(
+        default=1, gt=0, le=60, description="How often the gateway sends its refused requests to the request log."
+    )
+    gateway_access_log: bool = Field(
+        default=True, description="Whether the gateway logs one line for each request, without any text of it."
+    )
+
     # The wait queue.
     queue_requests_max: int = Field(
         default=256,

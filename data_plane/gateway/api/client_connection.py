@@ -6,6 +6,7 @@ It answers in OpenAI's format; a subclass may use another format.
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -14,6 +15,7 @@ from urllib.parse import unquote
 from litestar.types import HTTPScope, Receive, Send
 
 from core.errors import AppError, HeadersTooLarge, RequestTimeout, TooLarge, UnsupportedMedia
+from data_plane.gateway.api.request_phases import RequestPhases
 from data_plane.gateway.errors import Headers, error_body, error_event, error_headers
 
 CLIENT_GONE: Final = 499  # nginx's status, in the metrics only: the client disconnected before a response began
@@ -74,7 +76,7 @@ class ClientSocket(Protocol):
 
 
 class Client:
-    """The client of one request. ``started`` says whether a response has begun."""
+    """The client of one request. ``started`` says whether a response has begun; the steps add to ``phases``."""
 
     def __init__(self, scope: HTTPScope, receive: Receive, send: Send, headers: Headers) -> None:
         self.request_headers: list[tuple[bytes, bytes]] = list(scope["headers"])
@@ -82,6 +84,7 @@ class Client:
         self.path = unquote(scope["raw_path"].decode("latin-1"))
         self.started = False
         self.status = 0  # of the response
+        self.phases = RequestPhases()
         self.body_read = False
         self.body_sha256 = b""  # of one that came with an Idempotency-Key
         self.recording: ResponseRecording | None = None
@@ -146,7 +149,7 @@ class Client:
             self.recording.status, self.recording.headers = status, headers
         if not self.body_read and (self.method not in ("GET", "HEAD", "OPTIONS") or self._announces_body()):
             headers = [*headers, (b"connection", b"close")]
-        await self._send({"type": "http.response.start", "status": status, "headers": self._headers + headers})
+        await self._send({"type": "http.response.start", "status": status, "headers": self._all_headers(headers)})
 
     def begin(self, headers: Headers, body: bytes) -> bool:
         """Begin a stream with its first piece; else as ``push``, which sends the others, and ``finish`` ends it."""
@@ -154,7 +157,11 @@ class Client:
         if self.recording is not None:
             self.recording.status, self.recording.headers = 200, headers
             self.recording.add(body)
-        return self._connection.begin(self._headers + headers, body)
+        self.phases.first_text_at = time.monotonic()
+        return self._connection.begin(self._all_headers(headers), body)
+
+    def _all_headers(self, headers: Headers) -> Headers:
+        return [*self._headers, *headers, (b"server-timing", self.phases.header())]
 
     def _announces_body(self) -> bool:
         return any(

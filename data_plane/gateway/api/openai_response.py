@@ -13,6 +13,7 @@ from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, report
 
 _ABSENT: Final = msgspec.Raw()
 _NULL: Final = b"null"
+_REASON_CHARS_MAX: Final = 32
 _COPIED: Final = ("text", "logprobs", "stop_reason")
 _COPIED_FROM_MESSAGE: Final = ("role", "content", "tool_calls", "reasoning")
 
@@ -84,6 +85,12 @@ def counts(usage: Usage, *, prompts: tuple[int, ...], report: str | None = None)
 def is_aborted(answer: EngineCompletion) -> bool:
     """Whether the engine aborted a choice."""
     return any(choice.finish_reason == "abort" for choice in answer.choices)
+
+
+def finish_reason(answer: EngineCompletion) -> str | None:
+    """Why the last choice ended, as the engine says; None where that is no identifier."""
+    reason = answer.choices[-1].finish_reason if answer.choices else None
+    return reason if reason is not None and reason.isidentifier() and len(reason) <= _REASON_CHARS_MAX else None
 
 
 def for_caller(

@@ -23,6 +23,7 @@ _USAGE_TAIL: Final = re.compile(
     rb',"usage":\{"prompt_tokens":(\d{1,12}),"total_tokens":\d+,"completion_tokens":(\d{1,12})(?:,"[a-z_]+":null)*\}\}'
 )
 _ABORTED: Final = b'"finish_reason":"abort"'
+_FINISHED: Final = re.compile(rb'"finish_reason":"([a-z_]{1,32})"')
 _LOAD_MARK: Final = b": tenora-load "
 _ABORTED_MARK: Final = b": tenora-aborted "
 _CACHED_MARK: Final = b": tenora-cached-tokens "
@@ -87,6 +88,8 @@ class Rewriter:
         self._head_out = b""
         self._tail_out = b',"usage":null}\n\n' if usage_shown == "final" else b"}\n\n"
         self._last_usage: re.Match[bytes] | None = None
+        self._last_choices = b""  # of the last event that was not parsed
+        self._finish_reason: str | None = None
         self._cached_tokens: int | None = None  # None until the engine reports it
         self._counted: dict[int, tuple[int, int]] = {}  # by choice index: prompt and output tokens
         self._reported: TokenCounts | None = None  # by the middleware, at the end of several sequences
@@ -125,12 +128,20 @@ class Rewriter:
         sequences = [lengths for lengths in self._counted.values() if lengths[1] > 0]
         return TokenCounts(sequences, self._cached_tokens or 0, cached_known=known, kv_page_ms=self.kv_page_ms)
 
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the sequence that ended last ended, as the engine says; None before. Text cannot look like it: JSON has a
+        backslash before a quote in a text.
+        """
+        found = _FINISHED.search(self._last_choices)
+        return self._finish_reason if found is None else found[1].decode()
+
     def _rewrite(self, event: bytes) -> bytes:
         if self._head and event.startswith(self._head) and (at := event.rfind(_USAGE_MARK)) > 0:
             usage = _USAGE_TAIL.fullmatch(event, at)
             choices = event[len(self._head) : at]
             if usage is not None and choices != b"[]" and _ABORTED not in choices:
-                self._last_usage = usage
+                self._last_usage, self._last_choices = usage, choices
                 if self._usage_shown == "continuous":
                     return self._head_out + event[len(self._head) :] + b"\n\n"
                 return self._head_out + choices + self._tail_out
@@ -160,6 +171,8 @@ class Rewriter:
                 return b""
         elif not self.aborting and any(choice.get("finish_reason") == "abort" for choice in choices):
             raise StreamBroken("the engine aborted the request")
+        if (found := _FINISHED.search(event)) is not None:
+            self._finish_reason, self._last_choices = found[1].decode(), b""
         if not self._head and self._sequences == 1:
             self._learn_head(event, chunk)
         return self._written(chunk)

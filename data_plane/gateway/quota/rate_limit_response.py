@@ -131,6 +131,7 @@ def quota_exceeded(result: ReservationResult, *, tokens: int) -> QuotaExceeded:
         retry_after_s=retry_after_s,
         retryable=not never,
         max_tokens_that_fit=None if result.blocked_by in _UNCOUNTED else result.fits,
+        limit=f"{result.level}.{result.blocked_by}",
     )
 
 

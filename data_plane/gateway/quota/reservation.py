@@ -12,6 +12,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from core import redis_keys
+from core.contracts.request_log import RequestDetails
 from core.contracts.usage import UsageEvent
 from data_plane.gateway.quota.allowance import Allowance, Taken
 from data_plane.gateway.quota.consumption import NOTHING_USED, Used
@@ -38,7 +39,7 @@ class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a request. Without an event nothing is billed, and the whole reservation is refunded. ``cached_saves``
-    is the discount on each prompt token that came from a prefix cache.
+    is the discount on each prompt token that came from a prefix cache. ``details`` are for the request log.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     used: Used = NOTHING_USED
     cached_saves: Used = NOTHING_USED
     event: UsageEvent | None = None
+    details: RequestDetails = RequestDetails()
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,9 +86,14 @@ class Renewed(NamedTuple):
 
 
 class Reservations:
-    """The quota scripts on one Redis. Every method raises redis.RedisError where the server cannot be reached."""
+    """The quota scripts on one Redis. Every method raises redis.RedisError where the server cannot be reached. The
+    request log keeps ``request_log_max`` entries until the worker has read them; 0 is no log.
+    """
 
-    def __init__(self, redis: RedisConnection, *, lease_s: float, settled_marker_s: int) -> None:
+    def __init__(
+        self, redis: RedisConnection, *, lease_s: float, settled_marker_s: int, request_log_max: int = 0
+    ) -> None:
+        self._request_log_max = request_log_max
         self._redis = redis
         self._lease_ms = int(lease_s * 1000)
         self._marker_s = settled_marker_s
@@ -121,6 +128,7 @@ class Reservations:
                 redis_keys.replica_held(replica_id),
                 redis_keys.replica_held_pages(replica_id),
                 redis_keys.QUOTAS_REBUILT,
+                redis_keys.REQUEST_LOG,
                 *(level.quota for level in allowance.levels),
             ),
             (
@@ -138,6 +146,7 @@ class Reservations:
                 costs.input_nanos,
                 costs.output_nanos,
                 costs.page_nanos,
+                self._request_log_max,
                 *(limit for level in allowance.levels for limit in level.arguments),
             ),
             within_s=within_s,
@@ -186,6 +195,7 @@ class Reservations:
                 redis_keys.replica_held_pages(settlement.replica_id),
                 redis_keys.tenant_quota(tenant_id),
                 redis_keys.key_quota(tenant_id, "" if event is None else event.key_id),
+                redis_keys.REQUEST_LOG,
             ),
             (
                 request_id,
@@ -196,15 +206,23 @@ class Reservations:
                 b"" if event is None else _ENCODER.encode(event),
                 settlement.cached_saves.input_tokens,
                 settlement.cached_saves.cost_nanos,
+                _ENCODER.encode(settlement.details),
+                self._request_log_max,
             ),
             within_s=within_s,
         )
         return Settled(bool(first), entry)
 
-    async def bill(self, event: UsageEvent) -> bytes:
+    async def bill(self, event: UsageEvent, details: RequestDetails) -> bytes:
         """Send the event of a request whose settled marker may have expired. Billing ignores an event that it has
-        recorded before, and no quota counts this one. Returns the entry of the usage stream.
+        recorded before, readers of the request log a row that is there twice, and no quota counts this one. Returns the
+        entry of the usage stream.
         """
+        if self._request_log_max:
+            await self._redis.call(
+                "XADD", redis_keys.REQUEST_LOG, "MAXLEN", "~", self._request_log_max, "*",
+                "event", _ENCODER.encode(event), "details", _ENCODER.encode(details),
+            )  # fmt: skip
         entry: bytes = await self._redis.call("XADD", redis_keys.USAGE_STREAM, "*", "event", _ENCODER.encode(event))
         return entry
 
@@ -259,8 +277,19 @@ class Reservations:
         return int(
             await self._sweep(
                 self._redis,
-                (redis_keys.tenant_leases(tenant_id), redis_keys.LEASED_TENANTS, redis_keys.USAGE_STREAM),
-                (tenant_id, self._marker_s, redis_keys.reservation(tenant_id, ""), redis_keys.settled(tenant_id, "")),
+                (
+                    redis_keys.tenant_leases(tenant_id),
+                    redis_keys.LEASED_TENANTS,
+                    redis_keys.USAGE_STREAM,
+                    redis_keys.REQUEST_LOG,
+                ),
+                (
+                    tenant_id,
+                    self._marker_s,
+                    redis_keys.reservation(tenant_id, ""),
+                    redis_keys.settled(tenant_id, ""),
+                    self._request_log_max,
+                ),
             )
         )
 

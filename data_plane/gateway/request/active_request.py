@@ -8,6 +8,7 @@ import asyncio
 import time
 
 from core.contracts.replicas import ReplicaStatus
+from core.contracts.request_log import RequestDetails
 from core.contracts.usage import Outcome, UsageEvent
 from core.errors import AppError
 from data_plane.gateway import metrics
@@ -99,6 +100,7 @@ class ActiveRequest:
     def _new_attempt(self, body: bytes, deadline: float) -> Attempt:
         placement = self._placement
         self._dispatched_at, self._dispatched_at_ms = time.monotonic(), self._clock.now_ms()
+        self._client.phases.sent_at = self._dispatched_at
         dispatch = Dispatch(placement.replica, placement.assignment.occupancy, body, self.headers, deadline)
         return self._relay.attempt(self._client, self._request, dispatch)
 
@@ -156,13 +158,31 @@ class ActiveRequest:
             return Settlement(request_id=hold.request_id, tenant_id=hold.tenant_id, replica_id=hold.replica_id)
         event = self._event(result.outcome, result.counts, load=result.load)
         usage_event.observe(event, expected_prompts=self._request.prompts, counted=result.counts)
+        used = used_by(event, tenant)
         return Settlement(
             request_id=hold.request_id,
             tenant_id=hold.tenant_id,
             replica_id=hold.replica_id,
-            used=used_by(event, tenant),
+            used=used,
             cached_saves=saved_by_cache(event, tenant),
             event=event,
+            details=self._details(result, used.cost_nanos),
+        )
+
+    def _details(self, result: AttemptResult, price_nanos: int) -> RequestDetails:
+        phases, attempt, replica = self._client.phases, self._attempt, self._placement.replica
+        phases.load_ms = None if result.load is None else result.load.load_ms
+        phases.settled = True
+        return RequestDetails(
+            model=phases.model,
+            pool=replica.pool,
+            pool_revision=replica.revision,
+            wait_ms=phases.wait_ms,
+            prefill_ms=phases.prefill_ms,
+            itl_p95_ms=None if attempt is None else attempt.itl_p95_ms,
+            finish_reason=None if attempt is None else attempt.finish_reason,
+            code=None if result.error is None else result.error.code,
+            price_nanos=price_nanos,
         )
 
     def _event(

@@ -66,6 +66,7 @@ class Preparation:
         if tables is None:
             raise Unavailable("The gateway has not loaded its snapshot yet.", code="not_ready", retry_after_s=1)
         caller = authenticate(client.request_headers, tables, *self._peppers)
+        client.phases.caller = caller
         self.unmetered.check(caller.tenant.tenant_id)
         return caller, tables
 
@@ -95,6 +96,7 @@ class Preparation:
             call = parse(kind, raw, self._body_limits)
         else:
             call = await self._threads.run(tenant_id, parse, kind, raw, self._body_limits)
+        client.phases.asked_for(call.model)
         session = session_key(client.request_headers, call)
         target = resolve(self._current_tables(), tenant_id, call.model, draw=session or request_id)
         check_vocabulary(call, target.base.vocab_size)
@@ -107,7 +109,7 @@ class Preparation:
         limits = caller.limits
         flex = call.service_tier == "flex" and caller.tenant.flex_prices is not None
         max_tokens = output_ceiling(max(counted), call.max_tokens, limits, target.base)
-        return InferenceRequest(
+        client.phases.request = request = InferenceRequest(
             id=request_id,
             caller=caller,
             limits=limits,
@@ -122,6 +124,7 @@ class Preparation:
             read_at=read_at,
             service_tier="flex" if flex else "default",
         )
+        return request
 
     def _min_tokens(self, call: Call, max_tokens: int) -> int:
         """The smallest grant to accept. A requested ``max_tokens`` is granted in full or refused, since an answer that

@@ -260,7 +260,7 @@ class Settler:
             return await self._error_of(settlement)
         try:
             async with asyncio.timeout(self._deadline_s):
-                entry = await self._reservations.bill(event)
+                entry = await self._reservations.bill(event, settlement.details)
         except (RedisError, OSError) as error:
             _log.warning("billing replay failed", request_id=event.request_id, error=repr(error))
             return error

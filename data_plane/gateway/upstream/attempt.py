@@ -210,6 +210,16 @@ class Attempt(ABC):
 
     @property
     @abstractmethod
+    def finish_reason(self) -> str | None:
+        """Why generation ended, as the engine says; None before its end."""
+
+    @property
+    def itl_p95_ms(self) -> int | None:
+        """The 95th percentile of the pauses between arrivals of generated text; None for an answer in one piece."""
+        return None
+
+    @property
+    @abstractmethod
     def aborted_report(self) -> bytes | str | None:
         """The report of the engine's middleware on sequences that were aborted before their first token."""
 

@@ -2,6 +2,8 @@
 way. attempt.py owns deadlines and aborts.
 """
 
+import math
+
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.openai_request import ID_PREFIXES
@@ -43,6 +45,8 @@ class StreamingAttempt(Attempt):
             service_tier=request.shown_tier,
         )
         self._reschedule_at = 0.0  # loop time
+        self._arrived_at = 0.0  # loop time of the last text
+        self._pauses: dict[int, int] = {}  # their number by eighths of powers of two of milliseconds
 
     def _first_deadline(self) -> float:
         return min(self._loop.time() + self._limits.first_byte_s, self._deadline)
@@ -50,6 +54,19 @@ class StreamingAttempt(Attempt):
     @property
     def load(self) -> AdapterLoad | None:
         return self._rewriter.load
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._rewriter.finish_reason
+
+    @property
+    def itl_p95_ms(self) -> int | None:
+        left = sum(self._pauses.values()) // 20
+        for bucket in sorted(self._pauses, reverse=True):
+            left -= self._pauses[bucket]
+            if left < 0:
+                return math.ceil(math.ldexp(1 + (bucket % 8 + 1) / 8, bucket // 8 - 1))
+        return None
 
     @property
     def aborted_report(self) -> bytes | None:
@@ -76,8 +93,16 @@ class StreamingAttempt(Attempt):
             if broken.before and (self._client.started or self.counts().sequences):
                 self._send(broken.before)
             raise
-        self._extend_deadline()
-        return self._send(out) if out else True
+        now = self._loop.time()
+        self._extend_deadline(now)
+        if not out:
+            return True
+        if self._arrived_at:
+            fraction, exponent = math.frexp((now - self._arrived_at) * 1000)
+            bucket = 8 * exponent + int(16 * fraction) - 8
+            self._pauses[bucket] = self._pauses.get(bucket, 0) + 1
+        self._arrived_at = now
+        return self._send(out)
 
     def _send(self, out: bytes) -> bool:
         if self._client.started:
@@ -85,9 +110,9 @@ class StreamingAttempt(Attempt):
         self._on_first_byte()
         return self._client.begin([*_STREAM_HEADERS, *self._dispatch.headers], out)
 
-    def _extend_deadline(self) -> None:
+    def _extend_deadline(self, now: float) -> None:
         """Bytes arrived: allow ``inter_token_s`` for the next ones."""
-        now, patience_s = self._loop.time(), self._limits.inter_token_s
+        patience_s = self._limits.inter_token_s
         if now >= self._reschedule_at and not self._ending and self._guard is not None:
             # Up to a tenth late instead of exactly at each event: moving a timer costs more than relaying an event.
             self._guard.reschedule(min(now + 1.1 * patience_s, self._deadline))

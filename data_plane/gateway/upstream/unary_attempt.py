@@ -89,6 +89,10 @@ class UnaryAttempt(Attempt):
         return self._load
 
     @property
+    def finish_reason(self) -> str | None:
+        return None if self._answer is None else openai_response.finish_reason(self._answer)
+
+    @property
     def aborted_report(self) -> str | None:
         return self._aborted_report
 

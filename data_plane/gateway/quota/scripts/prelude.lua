@@ -118,9 +118,16 @@ local function read_marker(marker)
   return { input = tonumber(input), output = tonumber(output), nanos = tonumber(nanos) }, event
 end
 
+-- Append a served request to the request log. Above `max` entries the oldest are dropped; with 0 there is no log.
+local function log_request(stream, max, event, details)
+  if tonumber(max) > 0 then
+    redis.call('XADD', stream, 'MAXLEN', '~', max, '*', 'event', event, 'details', details)
+  end
+end
+
 -- End a tenant's reservations whose leases expired. Each one is counted and billed once, by its last checkpoint. The marker
 -- records the billed amounts, so that a gateway that was only paused can still settle the rest.
--- Returns how many it ended. `tenant` has leases, reservation_prefix, settled_prefix, usage_stream, marker_ttl_s.
+-- Returns how many it ended. `tenant` has leases, reservation_prefix, settled_prefix, usage_stream, marker_ttl_s, request_log, request_log_max.
 local function expire_leases(tenant, now)
   local now_ms = math.floor(now / 1000)
   local expired = redis.call('ZRANGEBYSCORE', tenant.leases, '-inf', now_ms, 'LIMIT', 0, EXPIRED_AT_ONCE_MAX)
@@ -136,6 +143,7 @@ local function expire_leases(tenant, now)
       used = { input = 0, output = 0, nanos = 0 }
     elseif fields[1] then
       redis.call('XADD', tenant.usage_stream, '*', 'event', fields[1])
+      log_request(tenant.request_log, tenant.request_log_max, fields[1], '{}')
     end
     finish(tenant.leases, reservation, request_id, used, now)
   end

@@ -1,8 +1,8 @@
 -- Reserve, all or nothing: one request, its tokens, KV pages and cost at every level, and its pages on the replica.
--- KEYS leases, reservation, settled, leased_tenants, usage_stream, replica_held, replica_held_pages, quotas_rebuilt, then each
---      level's hash
+-- KEYS leases, reservation, settled, leased_tenants, usage_stream, replica_held, replica_held_pages, quotas_rebuilt, request_log,
+--      then each level's hash
 -- ARGV request_id, tenant_id, lease_ms, marker_ttl_s, reservation_prefix, settled_prefix,
---      prompts (the prompt tokens of each sequence), max_tokens, min_tokens, block_tokens, replica_pages_max, input_nanos, output_nanos, page_nanos,
+--      prompts (the prompt tokens of each sequence), max_tokens, min_tokens, block_tokens, replica_pages_max, input_nanos, output_nanos, page_nanos, request_log_max,
 --      then for each level: requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute,
 --      concurrent_requests, kv_pages, tokens_per_month, spend_ceiling_nanos, charged_nanos, month_nanos (-1 is no limit),
 --      keep_s (-1 keeps the level's hash without an end)
@@ -15,7 +15,7 @@
 -- Rates are GCRA (the ATM Forum's leaky bucket as a meter) with a burst of one minute's worth, kept as theoretical arrival
 -- times in microseconds of the server's clock.
 
-local FIRST_LEVEL, FIRST_LIMIT, LIMITS = 9, 15, 11
+local FIRST_LEVEL, FIRST_LIMIT, LIMITS = 10, 16, 11
 local MINUTE_US, PAGE_TOKENS = 60000000, 16
 local NANOS_MAX = 9007199254740991 -- the largest integer that a Lua number represents exactly; no hold is larger
 local RATES = { 'requests', 'tokens', 'input', 'output' }
@@ -252,6 +252,7 @@ if redis.call('EXISTS', KEYS[3], reservation) > 0 then
 end
 expire_leases({
   leases = leases, usage_stream = KEYS[5], marker_ttl_s = ARGV[4], reservation_prefix = ARGV[5], settled_prefix = ARGV[6],
+  request_log = KEYS[9], request_log_max = ARGV[15],
 }, now)
 expire_replica(replica_held, replica_pages, now_ms)
 for index = FIRST_LEVEL, #KEYS do

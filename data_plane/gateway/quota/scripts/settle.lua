@@ -2,9 +2,10 @@
 -- Where Redis lost the reservation, the script only counts the usage. Where the lease expired before, and its last
 -- checkpoint was billed, the script counts the usage beyond that checkpoint. The event still states the whole usage, since
 -- only billing knows what it has recorded.
--- KEYS settled, leases, reservation, usage_stream, replica_held, replica_held_pages, tenant_quota, key_quota
+-- KEYS settled, leases, reservation, usage_stream, replica_held, replica_held_pages, tenant_quota, key_quota, request_log
 -- ARGV request_id, marker_ttl_s, used_input, used_output, used_nanos, event ('' where nothing is billed),
---      cached_saves_input, cached_saves_nanos: the discount on a prompt token from a prefix cache
+--      cached_saves_input, cached_saves_nanos: the discount on a prompt token from a prefix cache,
+--      details of the request log, its most entries (0: no log)
 -- Returns {1, entry}, or {0, entry} where this request has settled before. The entry is the one of the stream that bills the
 -- request, or the newest one where an earlier entry bills it; '' where nothing is billed.
 
@@ -45,4 +46,5 @@ release_replica(KEYS[5], KEYS[6], request_id)
 if event == '' then
   return { 1, '' }
 end
+log_request(KEYS[9], ARGV[10], event, ARGV[9])
 return { 1, redis.call('XADD', KEYS[4], '*', 'event', event) }
