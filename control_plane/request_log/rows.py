@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from control_plane.request_log.columns import COLUMNS
 from core import clock
 from core.contracts.request_log import LoggedRequest, RequestDetails

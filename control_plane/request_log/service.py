@@ -10,8 +10,8 @@ import msgspec
 from adapters.object_store.s3 import Bucket
 from control_plane.paging import Page, page_from
 from control_plane.request_log import files
-from control_plane.request_log.files import LogFile
 from control_plane.request_log.columns import CLICKHOUSE_STRUCTURE, COLUMNS
+from control_plane.request_log.files import LogFile
 from control_plane.request_log.query_engine import QueryEngine
 from control_plane.settings import RequestLogSettings
 from core import clock
@@ -115,9 +115,9 @@ class RequestLogReader:
             found = self._files(start, end)
             if not found:
                 return []
-            sql = (  # every value is a number or `quoted`
-                f"SELECT {names} FROM {self._source(found)} WHERE {' AND '.join(conditions)} "
-                f"ORDER BY {order} LIMIT 1 BY request_id LIMIT {limit} {self._settings} FORMAT JSONEachRow"  # noqa: S608
+            sql = (
+                f"SELECT {names} FROM {self._source(found)} WHERE {' AND '.join(conditions)} "  # noqa: S608 - values are numbers or `quoted`
+                f"ORDER BY {order} LIMIT 1 BY request_id LIMIT {limit} {self._settings} FORMAT JSONEachRow"
             )
             try:
                 return [_DECODER.decode(line) for line in self._engine.run(sql).splitlines()]

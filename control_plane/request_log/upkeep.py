@@ -60,7 +60,7 @@ class RequestLogUpkeep:
             self._bucket.put(files.merged(run).key, write(read([self._bucket.get(file.key) for file in run])))
 
     def _erase(self, kept: Sequence[LogFile], due: Sequence[str]) -> None:
-        """Rewrite the files without the rows of these tenants. All their entries up to the request have been written."""
+        """Rewrite the files without the rows of these tenants. All their entries until the request are written."""
         for file in kept if due else ():
             rows = read([self._bucket.get(file.key)])
             left = rows.filter(pc.invert(pc.is_in(rows["tenant_id"], value_set=pa.array(due, pa.string()))))

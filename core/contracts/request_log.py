@@ -22,8 +22,8 @@ class RequestDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """What the log has of a served request that its usage event lacks. Fields as in ``LoggedRequest``."""
 
     model: str | None = None
-    pool: str = ""
-    pool_revision: str = ""
+    pool: str | None = None
+    pool_revision: str | None = None
     wait_ms: int | None = None
     prefill_ms: int | None = None
     itl_p95_ms: int | None = None
@@ -32,7 +32,7 @@ class RequestDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     price_nanos: int | None = None
 
 
-class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One row: a request, or ``count`` refusals of one cause."""
 
     request_id: Annotated[str, fields.REQUEST_ID]
@@ -53,8 +53,8 @@ class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     adapter_id: Annotated[str | None, about("Id of the adapter; null for the base model itself.")] = None
     revision_id: Annotated[str | None, about("Id of the adapter's revision; null for the base model itself.")] = None
     rank_class: Annotated[int | None, about("Rank class of the revision; null for the base model itself.")] = None
-    pool: Annotated[str | None, about("Pool of the replica; null or empty without one.")] = None
-    pool_revision: Annotated[str | None, about("Digest of the pool's revision; null or empty without one.")] = None
+    pool: Annotated[str | None, about("Pool of the replica; null without one.")] = None
+    pool_revision: Annotated[str | None, about("Digest of the pool's revision; null without one.")] = None
     replica_id: Annotated[str | None, about("Id of the replica; null for a request that reached none.")] = None
     service_tier: Annotated[ServiceTier | None, about("Tier that applied: default or flex; null if unknown.")] = None
     adapter_tier: Annotated[

@@ -175,8 +175,8 @@ class ActiveRequest:
         phases.settled = True
         return RequestDetails(
             model=phases.model,
-            pool=replica.pool,
-            pool_revision=replica.revision,
+            pool=replica.pool or None,
+            pool_revision=replica.revision or None,
             wait_ms=phases.wait_ms,
             prefill_ms=phases.prefill_ms,
             itl_p95_ms=None if attempt is None else attempt.itl_p95_ms,
