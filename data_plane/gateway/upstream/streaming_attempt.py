@@ -22,6 +22,36 @@ _STREAM_HEADERS: Headers = [
 ]
 
 
+class TextPauses:
+    """The pauses between arrivals of a stream's text, counted by eighths of powers of two of a millisecond: a long
+    stream takes no more memory than a short one.
+    """
+
+    __slots__ = ("_arrived_at", "_counts")
+
+    def __init__(self) -> None:
+        self._arrived_at = 0.0
+        self._counts: dict[int, int] = {}
+
+    def arrived(self, now: float) -> None:
+        """Text has arrived at this loop time."""
+        if self._arrived_at:
+            fraction, exponent = math.frexp((now - self._arrived_at) * 1000)
+            bucket = 8 * exponent + int(16 * fraction) - 8
+            self._counts[bucket] = self._counts.get(bucket, 0) + 1
+        self._arrived_at = now
+
+    @property
+    def p95_ms(self) -> int | None:
+        """Their 95th percentile, rounded up to the end of its bucket; None without a pause."""
+        left = sum(self._counts.values()) // 20
+        for bucket in sorted(self._counts, reverse=True):
+            left -= self._counts[bucket]
+            if left < 0:
+                return math.ceil(math.ldexp(1 + (bucket % 8 + 1) / 8, bucket // 8 - 1))
+        return None
+
+
 class StreamingAttempt(Attempt):
     """An attempt with a streamed answer."""
 
@@ -45,8 +75,7 @@ class StreamingAttempt(Attempt):
             service_tier=request.shown_tier,
         )
         self._reschedule_at = 0.0  # loop time
-        self._arrived_at = 0.0  # loop time of the last text
-        self._pauses: dict[int, int] = {}  # their number by eighths of powers of two of milliseconds
+        self._pauses = TextPauses()
 
     def _first_deadline(self) -> float:
         return min(self._loop.time() + self._limits.first_byte_s, self._deadline)
@@ -61,12 +90,7 @@ class StreamingAttempt(Attempt):
 
     @property
     def itl_p95_ms(self) -> int | None:
-        left = sum(self._pauses.values()) // 20
-        for bucket in sorted(self._pauses, reverse=True):
-            left -= self._pauses[bucket]
-            if left < 0:
-                return math.ceil(math.ldexp(1 + (bucket % 8 + 1) / 8, bucket // 8 - 1))
-        return None
+        return self._pauses.p95_ms
 
     @property
     def aborted_report(self) -> bytes | None:
@@ -97,11 +121,7 @@ class StreamingAttempt(Attempt):
         self._extend_deadline(now)
         if not out:
             return True
-        if self._arrived_at:
-            fraction, exponent = math.frexp((now - self._arrived_at) * 1000)
-            bucket = 8 * exponent + int(16 * fraction) - 8
-            self._pauses[bucket] = self._pauses.get(bucket, 0) + 1
-        self._arrived_at = now
+        self._pauses.arrived(now)
         return self._send(out)
 
     def _send(self, out: bytes) -> bool:

@@ -275,3 +275,15 @@ def test_an_unreadable_load_report_does_not_break_the_answer(word):
     one = rewriter()
     one.feed(chunk("a", 1) + b": tenora-load " + word + b"\n\n" + final(1) + b"data: [DONE]\n\n")
     assert (one.load, one.done) == (None, True)
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1 << 20])
+def test_the_finish_reason_is_the_engines_and_no_text_can_forge_it(cut):
+    stream = chunk("", 1, role=True) + chunk('"finish_reason":"forged"', 2) + chunk("", 3, reason="length")
+    one = rewriter()
+    for at in range(0, len(stream), cut):
+        assert one.finish_reason in (None, "length")
+        one.feed(stream[at : at + cut])
+    assert one.finish_reason == "length"
+    one.feed(final(3))
+    assert one.finish_reason == "length"
