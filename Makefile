@@ -59,7 +59,7 @@ up: setup ## the whole platform on this machine, until Ctrl-C
 down: ## stop what `tenora up --detach` started
 	@$(BIN)/tenora down
 
-bench: setup ## adapters' price, 1,000 of them, the gateway beside its peers, 10,000 streams, fairness, placement, an idle stack (80 minutes, 2 quiet cores)
+bench: setup ## adapters' price, 1,000 of them, the gateway beside its peers, 10,000 streams, fairness, placement, the request log, an idle stack (90 minutes, 2 quiet cores)
 	@mkdir -p .tenora/benchmarks; missed=0; run() { $(BIN)/python -m "benchmarks.$$@" || missed=1; }; \
 	  run lora.tax --json .tenora/benchmarks/lora_tax.json; \
 	  run lora.multilora --out .tenora/benchmarks/multilora; \
@@ -70,6 +70,7 @@ bench: setup ## adapters' price, 1,000 of them, the gateway beside its peers, 10
 	  run fairness --gateways 2 --json .tenora/benchmarks/fairness_of_two.json; \
 	  run placement --out .tenora/benchmarks/placement_sim.json; \
 	  run billing --json .tenora/benchmarks/billing.json; \
+	  run request_log --json .tenora/benchmarks/request_log.json; \
 	  run idle --json .tenora/benchmarks/idle.json; \
 	  exit $$missed
 

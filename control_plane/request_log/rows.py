@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -69,8 +69,15 @@ def served_row(event: UsageEvent, details: RequestDetails) -> LoggedRequest:
 def to_parquet(rows: Iterable[LoggedRequest]) -> bytes:
     """A file of these rows."""
     ordered = list(rows)
-    columns = {name: [getattr(row, name) for row in ordered] for name in _SCHEMA.names}
-    return write(pa.table(columns, schema=_SCHEMA))
+    return write(in_schema({name: [getattr(row, name) for row in ordered] for name in _SCHEMA.names}, len(ordered)))
+
+
+def in_schema(columns: Mapping[str, Any], count: int) -> pa.Table:
+    """These columns in the log's schema; one that is not given is null."""
+    return pa.table(
+        {each.name: columns[each.name] if each.name in columns else pa.nulls(count, each.type) for each in _SCHEMA},
+        schema=_SCHEMA,
+    )
 
 
 def write(table: pa.Table) -> bytes:
@@ -84,4 +91,5 @@ def write(table: pa.Table) -> bytes:
 def read(files: Sequence[bytes]) -> pa.Table:
     """The rows of these files. A column that an older file lacks is null."""
     tables = [pq.read_table(io.BytesIO(file)) for file in files]
-    return pa.concat_tables(tables, promote_options="default").cast(_SCHEMA) if len(tables) > 1 else tables[0]
+    whole = pa.concat_tables(tables, promote_options="default")
+    return in_schema({name: whole[name] for name in whole.column_names}, whole.num_rows)
