@@ -26,8 +26,8 @@ from redis import Redis
 
 from adapters.object_store.s3 import Bucket
 from adapters.settings import StoreSettings
-from control_plane.request_log import rows
-from control_plane.request_log.files import EntryId, LogFile
+from control_plane.request_log import parquet
+from control_plane.request_log.files import EntryId, RequestLogFile
 from control_plane.request_log.query_engine import EmbeddedClickHouse
 from control_plane.request_log.service import RequestFilter, RequestLogReader
 from control_plane.request_log.writer import RequestLogWriter
@@ -118,8 +118,8 @@ def fill(bucket: Bucket, count: int, rows_per_file: int, day: datetime) -> int:
         number = min(rows_per_file, count - made)
         began = clock.to_ms(day) + made * 86_400_000 // count
         table = _table(random, number, began, 86_400_000 * number // count)
-        file = LogFile(day.date().isoformat(), EntryId(began, 0), EntryId(began, made + 1), level=1)
-        body = rows.write(table)
+        file = RequestLogFile(day.date().isoformat(), EntryId(began, 0), EntryId(began, made + 1), level=1)
+        body = parquet.write(table)
         bucket.put(file.key, body)
         size, made = size + len(body), made + number
     return size
@@ -149,7 +149,7 @@ def _table(random: np.random.Generator, count: int, began_ms: int, lasts_ms: int
     }
     for name in ("prompt_tokens", "completion_tokens", "wait_ms", "load_ms", "prefill_ms", "ttft_ms", "price_nanos"):
         columns[name] = random.integers(0, 4096, count)
-    return rows.in_schema(columns, count)
+    return parquet.in_schema(columns, count)
 
 
 def query_p95_s(reader: RequestLogReader, day: datetime, repeats: int) -> tuple[float, dict[str, float]]:

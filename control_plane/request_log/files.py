@@ -33,7 +33,7 @@ class EntryId(NamedTuple):
         return cls(int(ms), int(sequence or 0))
 
 
-class LogFile(NamedTuple):
+class RequestLogFile(NamedTuple):
     """One file: the rows of one day, by the time of the request. ``level`` counts merges."""
 
     day: str
@@ -53,20 +53,20 @@ def _text(entry: EntryId) -> str:
     return f"{entry.ms}-{entry.sequence}"
 
 
-def listed(bucket: Bucket, first: date, last: date) -> list[LogFile]:
+def listed(bucket: Bucket, first: date, last: date) -> list[RequestLogFile]:
     """Every file of these days, those that do not count included."""
     files = []
     for stored in bucket.objects(_DAYS):
         if (found := _NAME.fullmatch(stored.key)) is not None and first.isoformat() <= found[1] <= last.isoformat():
             first_id, last_id = EntryId(int(found[2]), int(found[3])), EntryId(int(found[4]), int(found[5]))
-            files.append(LogFile(found[1], first_id, last_id, int(found[6] or 0), stored.size_bytes))
+            files.append(RequestLogFile(found[1], first_id, last_id, int(found[6] or 0), stored.size_bytes))
     return files
 
 
-def counting(files: Iterable[LogFile]) -> list[LogFile]:
+def counting(files: Iterable[RequestLogFile]) -> list[RequestLogFile]:
     """The files that count, by day and first entry. Pure."""
-    kept: list[LogFile] = []
-    cover: LogFile | None = None
+    kept: list[RequestLogFile] = []
+    cover: RequestLogFile | None = None
     for file in sorted(files, key=lambda each: (each.day, each.first, -each.level)):
         if cover is not None and cover.day == file.day and file.first <= cover.last and file.level < cover.level:
             continue
@@ -76,13 +76,15 @@ def counting(files: Iterable[LogFile]) -> list[LogFile]:
     return kept
 
 
-def runs_to_merge(files: Iterable[LogFile], *, before: EntryId, files_min: int, bytes_max: int) -> list[list[LogFile]]:
+def runs_to_merge(
+    files: Iterable[RequestLogFile], *, before: EntryId, files_min: int, bytes_max: int
+) -> list[list[RequestLogFile]]:
     """Neighbors among the files that count, to be merged into one of at most ``bytes_max`` each: at least ``files_min``
     of them, or enough to fill half of it. All entries below ``before`` must have been written: a file that came later
     and began within the range of a merged one would not count. Pure.
     """
-    runs: list[list[LogFile]] = []
-    run: list[LogFile] = []
+    runs: list[list[RequestLogFile]] = []
+    run: list[RequestLogFile] = []
 
     def end() -> None:
         if len(run) >= files_min or (len(run) > 1 and sum(each.size_bytes for each in run) >= bytes_max // 2):
@@ -97,10 +99,10 @@ def runs_to_merge(files: Iterable[LogFile], *, before: EntryId, files_min: int, 
     return runs
 
 
-def merged(run: list[LogFile]) -> LogFile:
+def merged(run: list[RequestLogFile]) -> RequestLogFile:
     """The file that replaces a run of neighbors."""
     last = run[-1].last if run[-1].level else run[-1].first
-    return LogFile(run[0].day, run[0].first, last, max(each.level for each in run) + 1)
+    return RequestLogFile(run[0].day, run[0].first, last, max(each.level for each in run) + 1)
 
 
 def request_erasure(bucket: Bucket, tenant_id: str) -> None:

@@ -11,7 +11,7 @@ from adapters.object_store.s3 import Bucket
 from control_plane.paging import Page, page_from
 from control_plane.request_log import files
 from control_plane.request_log.columns import CLICKHOUSE_STRUCTURE, COLUMNS
-from control_plane.request_log.files import LogFile
+from control_plane.request_log.files import RequestLogFile
 from control_plane.request_log.query_engine import QueryEngine
 from control_plane.settings import RequestLogSettings
 from core import clock
@@ -126,7 +126,7 @@ class RequestLogReader:
                     raise
         raise AssertionError("the second attempt returns or raises")
 
-    def _files(self, start: datetime, end: datetime) -> list[LogFile]:
+    def _files(self, start: datetime, end: datetime) -> list[RequestLogFile]:
         """Files that may have rows of this time. An entry is never older than its rows, so older files have none."""
         first, last = _day(start), _day(end)
         least_ms = clock.to_ms(start - _LATE)
@@ -136,7 +136,7 @@ class RequestLogReader:
             if file.level or file.last.ms >= least_ms
         ]
 
-    def _source(self, found: Sequence[LogFile]) -> str:
+    def _source(self, found: Sequence[RequestLogFile]) -> str:
         keys = [file.key for file in found]
         path = keys[0] if len(keys) == 1 else "{" + ",".join(keys) + "}"
         arguments = [self._root + path, *self._credentials, "Parquet"]

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import redis as redis_client
 import structlog
 from sqlalchemy import Engine
 
 from adapters.object_store.s3 import Bucket
 from control_plane.request_log import files
-from control_plane.request_log.files import LogFile
-from control_plane.request_log.rows import read, write
+from control_plane.request_log.files import RequestLogFile
 from control_plane.request_log.writer import written_before
 from control_plane.settings import RequestLogSettings
 from core import clock, db, redis_keys
@@ -57,13 +54,19 @@ class RequestLogUpkeep:
         self._bucket.delete([file.key for file in set(everything).difference(kept)])
         self._erase(kept, due)
         for run in files.runs_to_merge(kept, before=before, files_min=_FILES_MIN, bytes_max=_MERGED_BYTES_MAX):
+            from control_plane.request_log.parquet import read, write  # a worker starts without pyarrow
+
             self._bucket.put(files.merged(run).key, write(read([self._bucket.get(file.key) for file in run])))
 
-    def _erase(self, kept: Sequence[LogFile], due: Sequence[str]) -> None:
+    def _erase(self, kept: Sequence[RequestLogFile], due: Sequence[str]) -> None:
         """Rewrite the files without the rows of these tenants. All their entries until the request are written."""
-        for file in kept if due else ():
+        if not due:
+            return
+        from control_plane.request_log.parquet import read, without_tenants, write  # a worker starts without pyarrow
+
+        for file in kept:
             rows = read([self._bucket.get(file.key)])
-            left = rows.filter(pc.invert(pc.is_in(rows["tenant_id"], value_set=pa.array(due, pa.string()))))
+            left = without_tenants(rows, due)
             if left.num_rows < rows.num_rows:
                 self._bucket.put(file.key, write(left))
         for tenant_id in due:

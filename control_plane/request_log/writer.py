@@ -17,8 +17,8 @@ import structlog
 
 from adapters.object_store.s3 import Bucket
 from control_plane import metrics
-from control_plane.request_log.files import EntryId, LogFile
-from control_plane.request_log.rows import rows_of, to_parquet
+from control_plane.request_log.files import EntryId, RequestLogFile
+from control_plane.request_log.rows import rows_of
 from core import clock, redis_keys
 from core.contracts.request_log import LoggedRequest
 
@@ -81,10 +81,12 @@ class RequestLogWriter:
         """
         if not entries:
             return
+        from control_plane.request_log.parquet import to_parquet  # a worker starts without pyarrow
+
         ids = [entry_id for entry_id, _ in entries]
         first, last = EntryId.of(ids[0]), EntryId.of(ids[-1])
         for day, rows in sorted(_by_day(entries).items()):
-            file = LogFile(day, first, last)
+            file = RequestLogFile(day, first, last)
             if not again or self._bucket.head(file.key) is None:
                 self._bucket.put(file.key, to_parquet(rows))
                 metrics.REQUEST_LOG_ROWS.inc(len(rows))

@@ -24,7 +24,7 @@ _STREAM_HEADERS: Headers = [
 
 class TextPauses:
     """The pauses between arrivals of a stream's text, counted by eighths of powers of two of a millisecond: a long
-    stream takes no more memory than a short one.
+    stream takes as little memory as a short one.
     """
 
     __slots__ = ("_arrived_at", "_counts")

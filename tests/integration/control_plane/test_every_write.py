@@ -214,6 +214,7 @@ def test_an_admin_finds_no_object_of_a_tenant_under_another_one(walk, walked, ex
         ("post", "credits/{lot_id}/refund"): "credit_lot_not_found",
         ("post", "credits/{lot_id}/void"): "credit_lot_not_found",
         ("post", "discounts/{discount_id}/end"): "discount_not_found",
+        ("get", "requests/{request_id}"): "request_not_found",
     }
 
 

@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.request_log.files import EntryId, LogFile, counting, merged, runs_to_merge
+from control_plane.request_log.files import EntryId, RequestLogFile, counting, merged, runs_to_merge
 
 DAY = "2026-11-27"
 EVERYTHING = EntryId(10**12, 0)
 
 
-def file(first: int, last: int | None = None, *, level: int = 0, size: int = 1, day: str = DAY) -> LogFile:
-    return LogFile(day, EntryId(first, 0), EntryId(first if last is None else last, 0), level, size)
+def file(first: int, last: int | None = None, *, level: int = 0, size: int = 1, day: str = DAY) -> RequestLogFile:
+    return RequestLogFile(day, EntryId(first, 0), EntryId(first if last is None else last, 0), level, size)
 
 
 def test_a_merged_file_replaces_those_that_begin_in_its_range_and_no_others():

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from data_plane.gateway.admission.admission import Placement
+from data_plane.gateway.api.request_phases import RequestPhases
 from data_plane.gateway.quota.rate_limit_response import ReservationResult
 from data_plane.gateway.request.active_request import ActiveRequest
 from data_plane.gateway.routes import _drop_traceback
@@ -29,7 +30,7 @@ VERDICT = ReservationResult(
 )  # fmt: skip
 
 
-CLIENT = SimpleNamespace(started=False, watch=lambda _on_gone: None)
+CLIENT = SimpleNamespace(started=False, watch=lambda _on_gone: None, phases=RequestPhases())
 
 
 class RecordingSettler:
