@@ -48,7 +48,7 @@ class RequestLogWriter:
             self._recover()
             entries = self._read(self._consumer, ">", count=self._entries_max)
         except redis_client.ResponseError as error:
-            if not str(error).startswith("NOGROUP"):
+            if not str(error).startswith(("NOGROUP", "no such key")):
                 raise
             self._redis.xgroup_create(_STREAM, _GROUP, id="0", mkstream=True)  # the first time, or Redis forgot it
             return True

@@ -121,6 +121,16 @@ def test_an_entry_that_cannot_be_read_blocks_no_other(redis, bucket):
     assert redis.xlen(redis_keys.REQUEST_LOG) == 0
 
 
+def test_an_entry_that_redis_dropped_while_it_was_read_leaves_the_rest_of_its_batch(redis, bucket):
+    one = writer(redis, bucket)
+    assert one.run_once()  # makes the group
+    _, wanted = append(redis, served(), served())
+    [(dropped, _), _] = one._read(one._consumer, ">", count=3)
+    redis.xdel(redis_keys.REQUEST_LOG, dropped)
+    run_to_end(one)
+    assert stored_ids(bucket) == [wanted]
+
+
 def test_refusals_lie_beside_requests_and_say_how_many_they_stand_for(redis, bucket):
     row = LoggedRequest(request_id=new_id("req"), time=clock.now(), outcome="refused", code="overloaded", count=9)
     append_refusals(redis, row)
