@@ -122,7 +122,7 @@ class TenantRequests(Controller):
         _require(engine, tenant_id)
         return request_log.one(tenant_id, request_id)
 
-    @delete(sync_to_thread=True, status_code=202)
+    @delete(sync_to_thread=True)
     def erase_tenant_requests(
         self,
         tenant_id: FromPath[str],

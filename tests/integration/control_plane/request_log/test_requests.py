@@ -185,7 +185,7 @@ def test_a_cursor_of_another_order_and_an_empty_range_are_refused(api):
 
 def test_an_erasure_is_audited_and_left_to_the_worker(api, bucket):
     tenant = api.tenant()
-    assert api.admin.delete(f"/api/v1/admin/tenants/{tenant.id}/requests").status_code == 202
+    assert api.admin.delete(f"/api/v1/admin/tenants/{tenant.id}/requests").status_code == 204
     assert [each.key for each in bucket.objects("requests/erase/")] == [f"requests/erase/{tenant.id}"]
     events = api.admin.get("/api/v1/admin/audit-events", params={"tenant_id": tenant.id}).json()["data"]
     assert events[0]["action"] == "request_log.erased"
