@@ -127,9 +127,9 @@ class RequestLogReader:
         """Of the rows of one request, the first in this order, in which they are neighbors: Redis may have made two."""
         tenant = conditions[0]
         ids = self._engine.run(
-            f"SELECT request_id FROM (SELECT request_id FROM {source} WHERE {' AND '.join(conditions)} "  # noqa: S608
-            f"ORDER BY {order} LIMIT {_COPIES_MAX * limit}) LIMIT 1 BY request_id LIMIT {limit} {self._settings} "
-            "FORMAT TSVRaw"
+            f"SELECT request_id FROM (SELECT request_id, whole_ms, estimated FROM {source} "  # noqa: S608
+            f"WHERE {' AND '.join(conditions)} ORDER BY {order} LIMIT {_COPIES_MAX * limit}) "
+            f"ORDER BY {order} LIMIT 1 BY request_id LIMIT {limit} {self._settings} FORMAT TSVRaw"
         ).decode()
         if not ids:
             return []
