@@ -70,7 +70,7 @@ class GatewayReadiness:
 class Routes:
     """Finds the route of a request and answers it."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts that routes call, built once by app
+    def __init__(
         self,
         lifecycle: Lifecycle,
         preparation: Preparation,
