@@ -92,19 +92,9 @@ class _Gateway:
         self._engines = _engine_client(settings)
         self._circuits = _circuits(settings, self._engines)
         gateway_id, clock = new_id("gw"), RedisClock()
-        self._replicas = Replicas(
-            redis,
-            GatewayPeers(gateway_id, clock, stale_ms=settings.peer_backlog_stale_ms),
-            poll_ms=settings.replica_poll_ms,
-            stale_s=settings.replica_stale_s,
-            allows=self._circuits.allows,
-            failed_by=self._circuits.failed_by,
-        )
-        self._threads = TenantThreadPool(
-            settings.tokenize_threads,
-            waiting_max=settings.tokenize_waiting_max,
-            tenant_waiting_max=settings.tokenize_tenant_waiting_max,
-        )
+        peers = GatewayPeers(gateway_id, clock, stale_ms=settings.peer_backlog_stale_ms)
+        self._replicas = _replicas(settings, redis, peers, self._circuits)
+        self._threads = _threads(settings)
         self._counters = _counters(settings, redis, self._threads)
         self._connection = connection = _redis_connection(settings)
         self._request_log = RequestLog(connection, clock, settings)
@@ -287,6 +277,25 @@ def _reservations(settings: GatewaySettings, connection: RedisConnection, lease_
         lease_s=lease_s,
         settled_marker_s=settings.settled_marker_s,
         request_log_max=settings.request_log_entries_max,
+    )
+
+
+def _replicas(settings: GatewaySettings, redis: Redis, peers: GatewayPeers, circuits: CircuitBreakers) -> Replicas:
+    return Replicas(
+        redis,
+        peers,
+        poll_ms=settings.replica_poll_ms,
+        stale_s=settings.replica_stale_s,
+        allows=circuits.allows,
+        failed_by=circuits.failed_by,
+    )
+
+
+def _threads(settings: GatewaySettings) -> TenantThreadPool:
+    return TenantThreadPool(
+        settings.tokenize_threads,
+        waiting_max=settings.tokenize_waiting_max,
+        tenant_waiting_max=settings.tokenize_tenant_waiting_max,
     )
 
 
