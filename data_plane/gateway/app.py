@@ -37,6 +37,8 @@ from data_plane.gateway.request.lifecycle import Lifecycle
 from data_plane.gateway.request.preparation import Preparation
 from data_plane.gateway.request.replay_charge import ReplayCharge
 from data_plane.gateway.request.request_log import RequestLog
+from data_plane.gateway.request.trace import Traces
+from data_plane.gateway.request.trace_exporter import TraceExporter
 from data_plane.gateway.routes import GatewayReadiness, Routes
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.scheduling.fair_share import BacklogBounds
@@ -98,6 +100,7 @@ class _Gateway:
         self._counters = _counters(settings, redis, self._threads)
         self._connection = connection = _redis_connection(settings)
         self._request_log = RequestLog(connection, clock, settings)
+        self._traces = TraceExporter(settings, gateway_id)
         reservations = _reservations(settings, connection, settings.lease_s)
         self._settlement = SettlementRuntime(settings, connection, reservations, clock, gateway_id)
         settler = self._settlement.settler
@@ -153,6 +156,7 @@ class _Gateway:
             self._quota,
             cors,
             self._request_log,
+            Traces(self._settings, self._traces),
         )
 
     @asynccontextmanager
@@ -177,6 +181,7 @@ class _Gateway:
                 access_watch=self._access_watch.run_forever(),
                 idempotency=self._idempotency.run_forever(),
                 request_log=self._request_log.run_forever(),
+                traces=self._traces.run_forever(),
             )
             slices = _start(slices=self._slices.run_forever())
             try:
@@ -188,6 +193,7 @@ class _Gateway:
                 await self._settlement.drain()
                 await self._request_log.flush()
                 await _stop(followers)
+                await self._traces.flush()
                 await self._settlement.close()
                 await self._heartbeat.stop()
                 self._threads.close()

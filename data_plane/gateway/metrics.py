@@ -131,6 +131,18 @@ REQUEST_LOG_DROPPED = Counter(
     "tenora_gateway_request_log_dropped",
     "Refused requests that are in no row of the request log, because too many of different causes came at once.",
 )
+TRACES = Counter(
+    "tenora_gateway_traces",
+    "Traces made, by why the request was chosen: error, slow (it missed a target), caller (a sampled traceparent) or "
+    "share.",
+    ("reason",),
+)
+TRACES_DROPPED = Counter(
+    "tenora_gateway_traces_dropped",
+    "Traces not sent: rate (too many in a second, not made), full (too many wait for the collector) or refused (by the "
+    "collector).",
+    ("reason",),
+)
 SNAPSHOT_GENERATION = Gauge("tenora_gateway_snapshot_generation", "Generation of the snapshot in use.")
 HEARTBEATS = Counter("tenora_gateway_heartbeats", "Heartbeats of this process written to Redis.")
 SNAPSHOTS_FORGED = Counter(

@@ -27,6 +27,7 @@ from data_plane.gateway.quota.quota_status import QuotaReader
 from data_plane.gateway.request.lifecycle import Lifecycle
 from data_plane.gateway.request.preparation import Preparation
 from data_plane.gateway.request.request_log import RequestLog
+from data_plane.gateway.request.trace import Traces
 from data_plane.gateway.scheduling.prefetch_hints import ListingHints
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.state.heartbeat import Heartbeat
@@ -79,8 +80,10 @@ class Routes:
         quota: QuotaReader,
         cors: Cors,
         request_log: RequestLog,
+        traces: Traces,
     ) -> None:
         self._request_log = request_log
+        self._traces = traces
         self._cors = cors
         self._lifecycle = lifecycle
         self._preparation = preparation
@@ -124,11 +127,12 @@ class Routes:
             raise
         except Exception:
             _log.exception("request failed", path=label)
+            refused = InternalError("The gateway failed; the error is logged under the request id.")
             if client.started:
                 raise  # the server closes the connection, so that the caller does not take this for a complete answer
-            refused = InternalError("The gateway failed; the error is logged under the request id.")
             await _fail(client, refused)
         finally:
+            self._traces.ended(client, request_id, label, refused)
             self._request_log.ended(client, request_id, label, refused)
             metrics.REQUESTS.labels(label, str(client.status)).inc()
 

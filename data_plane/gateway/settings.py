@@ -12,6 +12,7 @@ from core.redis_keys import GATEWAYS_LEASE_S_MAX
 from core.settings import EngineKeySettings, KeySettings, RedisSettings, TelemetrySettings
 from core.snapshot_settings import SnapshotVerifyingSettings
 from data_plane.gateway.client_settings import ClientSettings
+from data_plane.gateway.trace_settings import TraceSettings
 from data_plane.gateway.upstream_settings import UpstreamSettings
 
 _PlatformLimit = Annotated[int, Field(ge=1, le=1_000_000_000)] | None
@@ -25,6 +26,7 @@ class GatewaySettings(
     EngineKeySettings,
     SnapshotVerifyingSettings,
     TelemetrySettings,
+    TraceSettings,
 ):
     """The gateway's environment: for its callers, for its replicas, and for what all gateways share in Redis."""
 

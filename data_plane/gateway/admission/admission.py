@@ -28,6 +28,7 @@ from data_plane.gateway.admission.fair_queue import service
 from data_plane.gateway.admission.quota_slices import QuotaSlices
 from data_plane.gateway.admission.wait_queue import WaitQueue
 from data_plane.gateway.api.inference_request import InferenceRequest
+from data_plane.gateway.api.request_phases import RequestPhases
 from data_plane.gateway.quota.allowance import Allowance
 from data_plane.gateway.quota.rate_limit_response import REPLICA_PAGES, ReservationResult, quota_exceeded
 from data_plane.gateway.quota.reservation import ReservationRequest, Reservations, Settlement
@@ -79,12 +80,14 @@ class Admission:
         self._demand = demand
         self._deadline_s = deadline_ms / 1000
 
-    async def admit(self, request: InferenceRequest, allowance: Allowance, watch: Watch) -> Placement:
+    async def admit(
+        self, request: InferenceRequest, allowance: Allowance, watch: Watch, phases: RequestPhases
+    ) -> Placement:
         """Place a request, at once or after a wait. Raises QuotaExceeded, Unavailable, InvalidRequest for a request
         that no replica can hold, or ClientGone when ``watch`` reports that the caller disconnected.
         """
         try:
-            return await self._admit(request, allowance, watch)
+            return await self._admit(request, allowance, watch, phases)
         except Unavailable as refusal:
             if refusal.code in _LACKS_REPLICAS:
                 self._demand.refused(request)
@@ -94,11 +97,14 @@ class Admission:
                         raise _not_started(request, ready_in_s) from refusal
             raise
 
-    async def _admit(self, request: InferenceRequest, allowance: Allowance, watch: Watch) -> Placement:
+    async def _admit(
+        self, request: InferenceRequest, allowance: Allowance, watch: Watch, phases: RequestPhases
+    ) -> Placement:
         for assignment in itertools.islice(self._queue.assign_now(request), _IMMEDIATE_MAX):
             if placement := await self._reserve_on(request, allowance, assignment):
                 return placement
         entry = self._queue.enter(request)
+        phases.queued_at = time.monotonic()
         watch(lambda: self._queue.disconnect(entry))
         try:
             try:
@@ -108,6 +114,7 @@ class Admission:
                 raise
             while True:
                 assignment = await self._queue.wait(entry)
+                phases.left_queue_at = time.monotonic()
                 if placement := await self._reserve_on(request, allowance, assignment):
                     return placement
                 self._queue.put_back(entry, assignment)

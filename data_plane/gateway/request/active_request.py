@@ -68,11 +68,14 @@ class ActiveRequest:
     async def __aexit__(self, *_error: object) -> None:
         """Settle once. If the settlement cannot be computed, its lease expires and its last checkpoint is billed."""
         event: UsageEvent | None = None
+        phases = self._client.phases
+        phases.ended_at = time.monotonic()
         try:
             settlement = self._settlement()
             event = settlement.event
             await self._settler.settle(settlement)
         finally:
+            phases.settled_at = time.monotonic()
             self._settler.release(self._placement.hold)
             self._admission.ended(self._request, self._placement, event)
 
@@ -100,7 +103,7 @@ class ActiveRequest:
     def _new_attempt(self, body: bytes, deadline: float) -> Attempt:
         placement = self._placement
         self._dispatched_at, self._dispatched_at_ms = time.monotonic(), self._clock.now_ms()
-        self._client.phases.sent_at = self._dispatched_at
+        self._client.phases.attempts.append((placement.replica.id, self._dispatched_at))
         dispatch = Dispatch(placement.replica, placement.assignment.occupancy, body, self.headers, deadline)
         return self._relay.attempt(self._client, self._request, dispatch)
 
@@ -159,6 +162,8 @@ class ActiveRequest:
         event = self._event(result.outcome, result.counts, load=result.load)
         usage_event.observe(event, expected_prompts=self._request.prompts, counted=result.counts)
         used = used_by(event, tenant)
+        phases = self._client.phases
+        phases.event, phases.details = event, self._details(result, used.cost_nanos)
         return Settlement(
             request_id=hold.request_id,
             tenant_id=hold.tenant_id,
@@ -166,13 +171,12 @@ class ActiveRequest:
             used=used,
             cached_saves=saved_by_cache(event, tenant),
             event=event,
-            details=self._details(result, used.cost_nanos),
+            details=phases.details,
         )
 
     def _details(self, result: AttemptResult, price_nanos: int) -> RequestDetails:
         phases, attempt, replica = self._client.phases, self._attempt, self._placement.replica
         phases.load_ms = None if result.load is None else result.load.load_ms
-        phases.settled = True
         return RequestDetails(
             model=phases.model,
             pool=replica.pool or None,

@@ -69,11 +69,12 @@ class Lifecycle:
         """Admit the request, relay the answer, settle, then end the response."""
         plan = request.caller.tenant.limits
         require_output_allowed(max(request.prompts), request.call, request.limits, request.target.base, plan=plan)
-        asked_at = time.monotonic()
+        phases = client.phases
+        phases.asked_at = time.monotonic()
         try:
-            placement = await self._admission.admit(request, self._allowance(request), client.watch)
+            placement = await self._admission.admit(request, self._allowance(request), client.watch, phases)
         finally:
-            client.phases.wait_ms = round((time.monotonic() - asked_at) * 1000)
+            phases.admitted_at = time.monotonic()
         async with ActiveRequest(
             self._settings, self._clock, self._admission, self._relay, self._settler, client, request, placement
         ) as active:

@@ -45,7 +45,7 @@ class RequestLog:
     def ended(self, client: Client, request_id: str, label: str, error: AppError | None) -> None:
         """A request to the route ``label`` has been answered, with ``error`` if there is one."""
         phases = client.phases
-        if self._entries_max and label in COMPLETIONS and not phases.settled:
+        if self._entries_max and label in COMPLETIONS and phases.event is None:
             gone = client.status == CLIENT_GONE
             outcome: LoggedOutcome = "refused" if error else "client_gone" if gone else "replayed"
             self.add(self._row(client, request_id, outcome, error))
@@ -124,6 +124,7 @@ class RequestLog:
             load_ms=phases.load_ms,
             first_text_ms=first_ms,
             code=None if error is None else error.code,
+            trace_id=phases.trace_id,
         )
 
 
