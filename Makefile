@@ -71,6 +71,7 @@ bench: setup ## adapters' price, 1,000 of them, the gateway beside its peers, 10
 	  run placement --out .tenora/benchmarks/placement_sim.json; \
 	  run billing --json .tenora/benchmarks/billing.json; \
 	  run request_log --json .tenora/benchmarks/request_log.json; \
+	  run observability --json .tenora/benchmarks/observability.json; \
 	  run idle --json .tenora/benchmarks/idle.json; \
 	  exit $$missed
 

@@ -193,12 +193,12 @@ class _Gateway:
                 await self._settlement.drain()
                 await self._request_log.flush()
                 await _stop(followers)
-                await self._traces.flush()
                 await self._settlement.close()
                 await self._heartbeat.stop()
                 self._threads.close()
                 await self._schemas.close()
                 await self._connection.close()
+                await self._traces.flush()  # last: money does not wait for a collector
 
 
 def _heartbeat(
