@@ -1,5 +1,5 @@
-"""Measures what the request log, the access log and traces cost a gateway: three gateways in turns, without all of
-them, with the logs, and with logs and traces. Upstream, load and rounds are those of ``benchmarks.gateway``.
+"""Measures what the request log, the access log and traces cost a gateway: gateways in turns, two without all of
+them, whose difference is the noise, and others with some. Upstream, load and rounds are those of ``benchmarks.gateway``.
 
 Run: ``python -m benchmarks.observability``. Exits with status 1 when the goal is missed. It judges streams a second of
 the gateway's CPU time: the gateway has one core, and other programs of the machine change the rate but not that.
@@ -35,12 +35,13 @@ def measure(plan: Plan, work: Path) -> tuple[dict[str, Any], int]:
             upstream = opened.enter_context(contenders.upstream(work))
             stored = opened.enter_context(contenders.store(work, upstream.port))
             collector = opened.enter_context(otlp_collector())
-        traced = {"otlp_endpoint": collector.url, "otlp_interval_s": 1}
+        traced: dict[str, object] = {"otlp_endpoint": collector.url, "otlp_interval_s": 1}
+        wanted = {"off": OFF, "off again": OFF, "logs": {}, "traces": OFF | traced, "logs and traces": traced}
         bench = Bench(plan, upstream, cores)
         with contenders.pinned(cores.gateway):
             everyone = [
                 opened.enter_context(contenders.tenora(work, stored, name, **settings))
-                for name, settings in {"off": OFF, "logs": {}, "logs and traces": traced}.items()
+                for name, settings in wanted.items()
             ]
         for each in everyone:
             bench.warm(each)
@@ -67,7 +68,7 @@ def measure(plan: Plan, work: Path) -> tuple[dict[str, Any], int]:
 @click.option("--seconds", default=3.0, show_default=True, help="Length of each load.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Where the figures are written.")
 def main(rounds: int, seconds: float, json_path: Path | None) -> None:
-    """Compare the gateways (about ten minutes on two cores)."""
+    """Compare the gateways (about fifteen minutes on two cores)."""
     plan = Plan(rounds=rounds, seconds=seconds, warm_s=0.7, seed=4, rate=None, home=Path(), peers=False, quick=False)
     with tempfile.TemporaryDirectory(prefix="tenora-observability-") as folder:
         result, batches = measure(plan, Path(folder))
