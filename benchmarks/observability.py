@@ -1,5 +1,5 @@
 """Measures what the request log, the access log and traces cost a gateway: gateways in turns, two without all of
-them, whose difference is the noise, and others with some. Upstream, load and rounds are those of ``benchmarks.gateway``.
+them, whose difference is the noise, and others with some. Upstream and load are those of ``benchmarks.gateway``.
 
 Run: ``python -m benchmarks.observability``. Exits with status 1 when the goal is missed. It judges streams a second of
 the gateway's CPU time: the gateway has one core, and other programs of the machine change the rate but not that.
