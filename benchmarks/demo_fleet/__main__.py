@@ -35,7 +35,7 @@ from tests.fixtures.ray.cluster import RayCluster, ray_cluster
 from tests.fixtures.uploads.peft_adapters import tiny_base, write_adapter
 
 POOL, WITNESS_MODEL = "spike", "tiny-chat"
-CALLERS, PAGES = 60, 512
+CALLERS, PAGES = 60, 350
 VOICES = ("one", "two")
 GOAL_S = 300
 OWN = frozenset({"TENORA_ENGINE_RUN_DIR", "TENORA_CACHE_DIR", "TENORA_HOME"})  # each node has folders of its own
@@ -193,8 +193,8 @@ def running(scene: Scene, work: Path) -> Iterator[tuple[Demo, RayCluster, Path]]
         stack = Stack(settings, load_secrets(home), load_ports(run_folder(settings)))
         wait_until(lambda: is_there(stack.addresses.redis_url) or ended(starting), timeout_s=60, what="Valkey")
         environment = {name: value for name, value in stack.replica_environment().items() if name not in OWN}
-        ray = up.enter_context(ray_cluster(work, environment, redis_url=stack.addresses.redis_url))
-        scene.say("Ray has a head and three nodes")
+        ray = up.enter_context(ray_cluster(work, environment, redis_url=stack.addresses.redis_url, nodes=4))
+        scene.say("Ray has a head and four nodes")
         platform = starting.result()
         scene.say("two real replicas serve")
         up.enter_context(
