@@ -88,6 +88,12 @@ WANTED_REPLICAS = Gauge(
     "Replicas that a pool should have. Only the fleet process that decides exports it; read its max().",
     ["pool"],
 )
+FLEET_REPLICAS = Gauge(
+    "tenora_fleet_replicas",
+    "Replicas by pool (empty for none that is known) and state (starting, ready, draining, unhealthy, failed). Only "
+    "the fleet process that decides exports it; read its max().",
+    ["pool", "state"],
+)
 MISSING_SIGNALS = Counter(
     "tenora_fleet_missing_signals_total",
     "Rounds in which a pool kept its count because gateways or replicas did not report.",

@@ -8,8 +8,8 @@ wanted, once heartbeats have had the time to come back.
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from collections.abc import Mapping, Sequence, Set
+from typing import Final, cast, get_args
 
 import msgspec
 import structlog
@@ -29,7 +29,7 @@ from control_plane.pools.service import environment_of
 from control_plane.pools.settings import FleetSettings
 from core import clock, db, redis_keys
 from core.contracts.fleet import WantedPool, WantedRevision, read_wanted
-from core.contracts.replicas import ReplicaStatus
+from core.contracts.replicas import ReplicaState, ReplicaStatus
 
 _log: Final = structlog.get_logger()
 _SETTLE_S: Final = 5.0
@@ -62,6 +62,7 @@ class FleetDecisions:
         finally:
             if not decided:  # another process knows better
                 metrics.WANTED_REPLICAS.clear()
+                metrics.FLEET_REPLICAS.clear()
                 self._scalers.clear()
         return False
 
@@ -72,6 +73,7 @@ class FleetDecisions:
                 return
             before = cast("dict[bytes, bytes]", self._redis.hgetall(redis_keys.FLEET_WANTED))
             statuses = fleet.published_statuses(self._redis)
+            _export({pool.name for pool in pools}, statuses)
             ready = Counter((each.pool, each.revision) for each in statuses if each.state == "ready")
             start_s = self._starts.observe(statuses, now_s)
             entries = {pool.name: _entry(before.get(pool.name.encode())) for pool in pools}
@@ -135,6 +137,13 @@ class FleetDecisions:
         written: list[bool] = []
         self._redis.transaction(write, redis_keys.FLEET_WANTED)
         return written[-1]
+
+
+def _export(pools: Set[str], statuses: Sequence[ReplicaStatus]) -> None:
+    found = Counter((each.pool if each.pool in pools else "", each.state) for each in statuses)
+    for pool in {*pools, ""}:
+        for state in get_args(ReplicaState):
+            metrics.FLEET_REPLICAS.labels(pool, state).set(found[pool, state])
 
 
 def _entry(encoded: bytes | None) -> WantedPool | None:

@@ -5,6 +5,9 @@ from typing import Final
 from prometheus_client import Counter, Gauge, Histogram
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_PHASES: Final = ("wait", "load", "prefill", "ttft", "itl", "decode", "whole")
+_PHASE_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_SERIES_MAX: Final = 5_000
 
 REQUESTS = Counter("tenora_gateway_requests", "Answered requests, by route and HTTP status.", ("route", "status"))
 REFUSALS = Counter("tenora_gateway_refusals", "Requests answered with an error, by error code.", ("code",))
@@ -13,6 +16,17 @@ TOKENS = Counter(
     "tenora_gateway_tokens",
     "Tokens settled, by kind: input, cached, output, or aborted_prefill (part of input).",
     ("kind",),
+)
+TOKENS_OF: Final = {kind: TOKENS.labels(kind) for kind in ("input", "cached", "output", "aborted_prefill")}
+PHASE_SECONDS = Histogram(
+    "tenora_gateway_phase_seconds",
+    "Time of a request that a replica served, by phase: wait (until it was admitted), load (of its adapter), prefill "
+    "(on the replica until the first token, without load), ttft (from the read body to the first token), itl (95th "
+    "percentile of the pauses in its stream), decode (after the first token), whole. Only streams have prefill, ttft, "
+    "itl and decode. adapter_tier is where the adapter was on arrival; it and rank_class are empty for a base model, "
+    "and pool for a replica of none.",
+    ("phase", "pool", "base_model", "rank_class", "adapter_tier"),
+    buckets=_PHASE_SECONDS,
 )
 RUNNING_REQUESTS = Gauge("tenora_gateway_running_requests", "Requests that hold a reservation now.")
 WAITING_REQUESTS = Gauge("tenora_gateway_waiting_requests", "Requests in the wait queue now.")
@@ -32,14 +46,6 @@ QUEUE_YIELDS = Counter(
 )
 RESERVE_SECONDS = Histogram(
     "tenora_gateway_reserve_seconds", "Time to reserve quota and KV pages for one request in Redis.", buckets=_SECONDS
-)
-FIRST_BYTE_SECONDS = Histogram(
-    "tenora_gateway_first_byte_seconds",
-    "Time from a request's arrival to the first byte of its answer.",
-    buckets=_SECONDS,
-)
-REQUEST_SECONDS = Histogram(
-    "tenora_gateway_request_seconds", "Time from a request's arrival to its end.", buckets=_SECONDS
 )
 REPLICA_FAILURES = Counter(
     "tenora_gateway_replica_failures", "Attempts on a replica that failed before the first byte."
@@ -97,17 +103,6 @@ RESERVATIONS_LOST = Counter("tenora_gateway_reservations_lost", "Running request
 RESERVATIONS_RESTORED = Counter(
     "tenora_gateway_reservations_restored", "Reservations of running requests that Redis had lost and has again."
 )
-ADAPTER_REQUESTS = Counter(
-    "tenora_gateway_adapter_requests",
-    "Requests to adapters, by the tier where the adapter was: slot, memory, disk or store.",
-    ("tier",),
-)
-ADAPTER_FIRST_TOKEN_SECONDS = Histogram(
-    "tenora_gateway_adapter_first_token_seconds",
-    "Time from a request to an adapter until its first token, by the tier where the adapter was.",
-    ("tier",),
-    buckets=_SECONDS,
-)
 SCHEMA_SECONDS = Histogram("tenora_gateway_schema_seconds", "Time to compile one new JSON Schema.", buckets=_SECONDS)
 SCHEMA_COMPILERS_LOST = Counter(
     "tenora_gateway_schema_compilers_lost",
@@ -150,3 +145,29 @@ SNAPSHOTS_FORGED = Counter(
     "Snapshots and changes refused: not signed by the control plane, or older than one that was seen before.",
 )
 SNAPSHOT_LOADS = Counter("tenora_gateway_snapshot_loads", "Times that the whole snapshot was read.")
+
+
+class PhaseHistograms:
+    """The series of ``PHASE_SECONDS``. They are kept by their labels, because to find them there costs three times as
+    much as to observe. Beyond a thousand pools in every tier, further labels are empty.
+    """
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, str, str, str], tuple[Histogram, ...]] = {}
+
+    def observe(
+        self, pool: str, base_model: str, rank_class: int | None, tier: str | None, times_ms: tuple[int | None, ...]
+    ) -> None:
+        """Count one request. ``times_ms`` has its phases in the order of ``PHASE_SECONDS``; None was not measured."""
+        labels = pool, base_model, "" if rank_class is None else str(rank_class), tier or ""
+        series = self._series.get(labels)
+        if series is None:
+            if len(self._series) >= _SERIES_MAX:
+                labels = "", "", "", ""
+            series = self._series[labels] = tuple(PHASE_SECONDS.labels(phase, *labels) for phase in _PHASES)
+        for histogram, ms in zip(series, times_ms, strict=True):
+            if ms is not None:
+                histogram.observe(ms / 1000)
+
+
+PHASE_HISTOGRAMS: Final = PhaseHistograms()

@@ -16,6 +16,7 @@ _READ: Final = (
     "vllm:generation_tokens_total",
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
+    "vllm:num_preemptions_total",
     "vllm:kv_cache_usage_perc",
     "vllm:cache_config_info",
 )
@@ -36,6 +37,7 @@ class EngineMetrics:
     kv_used: float
     blocks: int
     block_tokens: int
+    preemptions: int = 0
 
 
 class ProbeTokens:
@@ -72,6 +74,7 @@ def parse_metrics(text: str) -> EngineMetrics:
         kv_used=values.get("vllm:kv_cache_usage_perc", 0.0),
         blocks=int(cache["num_gpu_blocks"]) - 1,  # vLLM 0.32 reserves one (block_pool.py, null_block)
         block_tokens=int(cache["block_size"]),
+        preemptions=int(values.get("vllm:num_preemptions_total", 0)),
     )
 
 

@@ -15,6 +15,22 @@ READY: Final = Gauge(
     "tenora_replica_ready", "1 when the engine serves requests, 0 while it starts, drains or has failed."
 )
 FREE_PAGES: Final = Gauge("tenora_replica_free_kv_pages", "KV pages that no sequence uses.")
+PAGES: Final = Gauge("tenora_replica_kv_pages", "KV pages of the replica; 0 until its engine has started.")
+INFO: Final = Gauge(
+    "tenora_replica_info",
+    "1, with the replica's pool (empty for none), base model and rank class, for joins with its other series.",
+    ["pool", "base_model", "rank_class"],
+)
+RUNNING: Final = Gauge("tenora_replica_running_requests", "Requests that run in the engine.")
+WAITING: Final = Gauge("tenora_replica_waiting_requests", "Requests that wait in the engine's own queue.")
+ENGINE_TOKENS: Final = Counter(
+    "tenora_replica_tokens_total",
+    "Tokens that the engine has counted while the agent looked, by kind: prompt or generated.",
+    ["kind"],
+)
+PREEMPTIONS: Final = Counter(
+    "tenora_replica_preemptions_total", "Requests that the engine has set back because its KV cache was full."
+)
 COST_WINDOWS: Final = Counter(
     "tenora_replica_cost_windows_total",
     "Windows of the replica's time and steps: sent to billing, or lost because Redis did not answer for too long.",

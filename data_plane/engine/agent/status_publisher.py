@@ -81,6 +81,8 @@ class StatusPublisher:
         self._run_dir_id = run_dir_id
         self._ttl_ms = int(settings.status_ttl_s * 1000)
         self._written_version = 0
+        self._exported: EngineMetrics | None = None
+        metrics.INFO.labels(settings.pool, settings.base_model, str(settings.engine_rank_max)).set(1)
 
     async def publish(
         self,
@@ -94,8 +96,7 @@ class StatusPublisher:
         drain, None without Redis. Raises ReplicaIdTaken, and then nothing is written.
         """
         status = self._status(state, engine, residency, reason)
-        metrics.FREE_PAGES.set(status.pages_free)
-        metrics.READY.set(status.state == "ready")
+        self._export(status, engine)
         changed = residency is not None and residency.version != self._written_version
         reply = await self._run(
             msgspec.json.encode(status),
@@ -108,6 +109,19 @@ class StatusPublisher:
         # A residency that has expired meanwhile is written again the next time.
         self._written_version = status.residency_version if is_there else 0
         return bool(drain_requested)
+
+    def _export(self, status: ReplicaStatus, engine: EngineMetrics | None) -> None:
+        metrics.READY.set(status.state == "ready")
+        metrics.PAGES.set(status.pages_total)
+        metrics.FREE_PAGES.set(status.pages_free)
+        metrics.RUNNING.set(status.running_requests)
+        metrics.WAITING.set(status.waiting_requests)
+        if engine is None:
+            return
+        before, self._exported = self._exported or engine, engine
+        metrics.ENGINE_TOKENS.labels("prompt").inc(max(0, engine.prompt_tokens - before.prompt_tokens))
+        metrics.ENGINE_TOKENS.labels("generated").inc(max(0, engine.generation_tokens - before.generation_tokens))
+        metrics.PREEMPTIONS.inc(max(0, engine.preemptions - before.preemptions))
 
     async def withdraw(self) -> None:
         """Remove this replica's keys, so that gateways stop using it now instead of when its status expires."""

@@ -160,10 +160,10 @@ class ActiveRequest:
         if result is None:
             return Settlement(request_id=hold.request_id, tenant_id=hold.tenant_id, replica_id=hold.replica_id)
         event = self._event(result.outcome, result.counts, load=result.load)
-        usage_event.observe(event, expected_prompts=self._request.prompts, counted=result.counts)
         used = used_by(event, tenant)
-        phases = self._client.phases
-        phases.event, phases.details = event, self._details(result, used.cost_nanos)
+        details = self._details(result, used.cost_nanos)
+        self._client.phases.event, self._client.phases.details = event, details
+        usage_event.observe(event, details, expected_prompts=self._request.prompts, counted=result.counts)
         return Settlement(
             request_id=hold.request_id,
             tenant_id=hold.tenant_id,
@@ -171,7 +171,7 @@ class ActiveRequest:
             used=used,
             cached_saves=saved_by_cache(event, tenant),
             event=event,
-            details=phases.details,
+            details=details,
         )
 
     def _details(self, result: AttemptResult, price_nanos: int) -> RequestDetails:

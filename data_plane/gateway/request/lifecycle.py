@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 from typing import Final
 
 from core.errors import Conflict, InvalidRequest, Unprocessable
-from data_plane.gateway import metrics
 from data_plane.gateway.admission.admission import Admission, Placement
 from data_plane.gateway.api.client_connection import CLIENT_GONE, Client
 from data_plane.gateway.api.inference_request import InferenceRequest
@@ -79,7 +78,6 @@ class Lifecycle:
             self._settings, self._clock, self._admission, self._relay, self._settler, client, request, placement
         ) as active:
             result = await active.run(self._engine_body(request, placement))
-        metrics.REQUEST_SECONDS.observe(time.monotonic() - request.arrived_at)
         await self._end_response(client, request, result, active.headers)
 
     def _allowance(self, request: InferenceRequest) -> Allowance:

@@ -7,6 +7,7 @@ import msgspec
 
 from core import kv_pages
 from core.contracts.replicas import ReplicaStatus
+from core.contracts.request_log import RequestDetails
 from core.contracts.usage import Outcome, UsageEvent
 from core.kv_area import even_growth_page_ms
 from data_plane.gateway import metrics
@@ -88,18 +89,34 @@ def _kv_page_ms(run: RequestRun, counts: TokenCounts) -> tuple[int, bool]:
     return sum(grown), not (counts.sequences or counts.aborted)
 
 
-def observe(event: UsageEvent, *, expected_prompts: tuple[int, ...], counted: TokenCounts) -> None:
-    """Count the event in the metrics, and whether the engine and the gateway counted the prompts equally."""
+def observe(
+    event: UsageEvent, details: RequestDetails, *, expected_prompts: tuple[int, ...], counted: TokenCounts
+) -> None:
+    """Count the event and its phases in the metrics, and whether the engine and the gateway counted the prompts
+    equally.
+    """
     metrics.OUTCOMES.labels(event.outcome).inc()
-    metrics.TOKENS.labels("input").inc(event.input_tokens)
-    metrics.TOKENS.labels("cached").inc(event.cached_tokens)
-    metrics.TOKENS.labels("output").inc(event.output_tokens)
-    metrics.TOKENS.labels("aborted_prefill").inc(event.aborted_prefill_tokens)
+    metrics.TOKENS_OF["input"].inc(event.input_tokens)
+    metrics.TOKENS_OF["cached"].inc(event.cached_tokens)
+    metrics.TOKENS_OF["output"].inc(event.output_tokens)
+    metrics.TOKENS_OF["aborted_prefill"].inc(event.aborted_prefill_tokens)
+    first_ms, whole_ms, tier = event.first_token_ms, event.duration_ms, event.adapter_tier
+    metrics.PHASE_HISTOGRAMS.observe(
+        details.pool or "",
+        event.base_model,
+        event.rank_class,
+        tier,
+        (
+            details.wait_ms,
+            None if tier is None else event.adapter_load_ms,
+            details.prefill_ms,
+            first_ms,
+            details.itl_p95_ms,
+            None if first_ms is None else whole_ms - first_ms,
+            whole_ms,
+        ),
+    )
     if not event.kv_measured:
         metrics.KV_UNMEASURED.inc()
-    if event.adapter_tier is not None:
-        metrics.ADAPTER_REQUESTS.labels(event.adapter_tier).inc()
-        if event.first_token_ms is not None:
-            metrics.ADAPTER_FIRST_TOKEN_SECONDS.labels(event.adapter_tier).observe(event.first_token_ms / 1000)
     if [prompt for prompt, _ in counted.sequences if prompt not in expected_prompts]:
         metrics.PROMPT_COUNT_DIFFERENCES.inc()

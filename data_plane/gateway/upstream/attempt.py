@@ -136,8 +136,7 @@ class Attempt(ABC):
                 self._guard.reschedule(self._loop.time())
 
     def _on_first_byte(self) -> None:
-        self.first_byte_at = now = time.monotonic()
-        metrics.FIRST_BYTE_SECONDS.observe(now - self.request.arrived_at)
+        self.first_byte_at = time.monotonic()
         self._dispatch.occupancy.prefilled()
 
     def _replica_gone(self, error: Exception) -> AttemptResult:

@@ -1,0 +1,39 @@
+"""A request's phases are counted by pool, placement group and tier, and the number of series has a bound."""
+
+import pytest
+from prometheus_client import REGISTRY
+
+from data_plane.gateway import metrics
+from data_plane.gateway.metrics import PhaseHistograms
+
+TIMES_MS = (5, None, 40, 50, 20, 100, 150)
+
+
+def value(part: str, phase: str, *labels: str) -> float | None:
+    names = ("phase", "pool", "base_model", "rank_class", "adapter_tier")
+    of = dict(zip(names, (phase, *labels), strict=True))
+    return REGISTRY.get_sample_value(f"tenora_gateway_phase_seconds_{part}", of)
+
+
+def test_each_phase_that_was_measured_is_observed():
+    PhaseHistograms().observe("chat", "llama", 16, "store", TIMES_MS)
+    of = ("chat", "llama", "16", "store")
+    assert value("count", "wait", *of) == 1
+    assert value("sum", "prefill", *of) == pytest.approx(0.04)
+    assert value("sum", "whole", *of) == pytest.approx(0.15)
+    assert value("count", "load", *of) == 0, "it was not measured"
+
+
+def test_a_base_model_without_a_pool_has_empty_labels():
+    PhaseHistograms().observe("", "mistral", None, None, TIMES_MS)
+    assert value("count", "ttft", "", "mistral", "", "") == 1
+
+
+def test_beyond_the_bound_labels_are_empty(monkeypatch):
+    monkeypatch.setattr(metrics, "_SERIES_MAX", 1)
+    histograms = PhaseHistograms()
+    for pool in ("first", "second", "third", "first"):
+        histograms.observe(pool, "qwen", 16, "slot", TIMES_MS)
+    assert value("count", "whole", "first", "qwen", "16", "slot") == 2
+    assert value("count", "whole", "second", "qwen", "16", "slot") is None
+    assert value("count", "whole", "", "", "", "") == 2
