@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-fleet test test-unit test-profile test-clients test-deploy test-ray soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
+.PHONY: help setup demo demo-fleet test test-unit test-profile test-clients test-deploy test-prometheus test-ray soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
 PYTHON ?= python3.11
 export TENORA_FLAVOR ?= cpu
 # uv leaves bytecode to the first run. A machine that never writes it pays 8 s of CPU time in each process that imports vLLM.
@@ -47,6 +47,9 @@ test-ray: setup ## the placer of replicas on a Ray cluster of four nodes, three 
 test-deploy: setup ## the Helm chart against Kubernetes' schemas, and two gateways behind a real Envoy
 	@sh requirements/deploy.sh && $(PYTEST) --suite all -m deploy
 
+test-prometheus: setup ## each failure mode on witnesses, and what a real Prometheus says of it (downloads Debian's)
+	@sh requirements/prometheus.sh && $(PYTEST) --suite all -m prometheus
+
 fuzz: setup ## look for uploads that the header reader misreads, for FUZZ_SECONDS (60)
 	@$(BIN)/python tests/fuzz/fuzz_header.py $(or $(FUZZ_SECONDS),60)
 
@@ -89,8 +92,8 @@ contracts: setup ## who may import whom
 
 check: lint types contracts test soak ## lint, types, contracts, test and soak; CI runs all but soak
 
-reference: setup ## write docs/reference from the code
-	@$(BIN)/python -m tenora.docs.reference
+reference: setup ## write docs/reference, the alerts with their runbooks, and the dashboards from the code
+	@$(BIN)/python -m tenora.docs.reference && $(BIN)/python -m tenora.observe.files
 
 lock: ## resolve the two locks again from requirements/*.in (needs uv)
 	@sh requirements/lock.sh

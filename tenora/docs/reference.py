@@ -38,7 +38,9 @@ def render(page: str) -> str:
     return pages[page]()
 
 
-def _table(title: str, intro: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def table(title: str, intro: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A page with one table."""
+
     def line(cells: tuple[str, ...]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n"
 
@@ -89,7 +91,7 @@ def _metrics() -> str:
             if texts[0] is not None:
                 rows.add((f"`{texts[0]}`", name.lower(), ", ".join(labels), texts[1] or ""))
     intro = "Prometheus metrics, served by every process on loopback at the port in `TENORA_METRICS_PORT`."
-    return _table("Metrics", intro, ("metric", "type", "labels", "meaning"), sorted(rows))
+    return table("Metrics", intro, ("metric", "type", "labels", "meaning"), sorted(rows))
 
 
 def _errors() -> str:
@@ -129,7 +131,7 @@ def _errors() -> str:
         (code, ", ".join(sorted(places)), EXAMPLES.get(code.strip("`"), messages[0] if messages else ""))
         for code, (places, messages) in sorted(rows.items())
     ]
-    return _table("Error codes", intro, ("code", "raised in", "for example"), listed)
+    return table("Error codes", intro, ("code", "raised in", "for example"), listed)
 
 
 def _declared(node: ast.AST) -> Iterator[tuple[str, str | None]]:
