@@ -40,6 +40,8 @@ QUEUE_REFUSALS = Counter(
     "(waited too long).",
     ("reason",),
 )
+for _reason in ("full", "tenant", "late", "pushed_out", "aged"):
+    QUEUE_REFUSALS.labels(_reason)  # Prometheus does not count what a series has when it first appears
 QUEUE_YIELDS = Counter(
     "tenora_gateway_queue_yields",
     "Waiting requests that gave up their turn to tenants that wait at another gateway.",

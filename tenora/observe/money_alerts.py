@@ -43,7 +43,8 @@ MONEY_ALERTS: Final = (
     Alert(
         name="QuotasDiffered",
         title="Quotas differed",
-        expr="increase(tenora_billing_quota_drifts_total[1h]) > 0 or increase(tenora_billing_quotas_rebuilt_total[1h]) > 0",
+        expr="increase(tenora_billing_quota_drifts_total[1h]) > 0"
+        " or increase(tenora_billing_quotas_rebuilt_total[1h]) > 0",
         see="Counts of quotas have been corrected; the log names the tenants.",
         why="Gateways had counted something else than the ledger.",
         do="Look for a Redis that lost data.",
