@@ -8,7 +8,7 @@ RUNBOOKS: Final = "RUNBOOKS.md"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class RecordingRule:
     """A series that Prometheus computes, with labels that all its samples get."""
 
     record: str
@@ -17,7 +17,7 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alert:
+class AlertRule:
     """An alert and its runbook: ``see``, ``why`` and ``do`` are Markdown. It fires once ``expr`` has held for ``wait``.
     ``page`` is for what users notice now, ``ticket`` for the next working day.
     """

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from tenora.observe.alert import Alert
+from tenora.observe.alert import AlertRule
 from tenora.observe.fleet_alerts import FAILURE_MODES
 
 _COLUMNS: Final = 2
@@ -32,7 +32,7 @@ class Dashboard:
     uid: str
     title: str
     panels: tuple[Panel, ...]
-    alert: Alert | None = None
+    alert: AlertRule | None = None
 
 
 def _phase(title: str, phase: str) -> Panel:

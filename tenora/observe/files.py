@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tenora.docs.reference import table
-from tenora.observe.alert import Alert, Rule
+from tenora.observe.alert import AlertRule, RecordingRule
 from tenora.observe.dashboards import DASHBOARDS, dashboard_json
 from tenora.observe.fleet_alerts import FLEET_ALERTS
 from tenora.observe.money_alerts import MONEY_ALERTS
@@ -37,7 +37,7 @@ Prometheus evaluates all of them in `make test-prometheus`. No Grafana has shown
 """
 
 
-def rules_yaml(rules: Iterable[Rule]) -> str:
+def rules_yaml(rules: Iterable[RecordingRule]) -> str:
     """The file of recording rules. A string of JSON is one of YAML."""
     lines = [_GENERATED, "groups:\n", "  - name: tenora-records\n", "    rules:\n"]
     for rule in rules:
@@ -47,7 +47,7 @@ def rules_yaml(rules: Iterable[Rule]) -> str:
     return "".join(lines)
 
 
-def alerts_yaml(groups: Iterable[tuple[str, Iterable[Alert]]]) -> str:
+def alerts_yaml(groups: Iterable[tuple[str, Iterable[AlertRule]]]) -> str:
     """The file of alerts, in groups by name."""
     lines = [_GENERATED, "groups:\n"]
     for name, alerts in groups:

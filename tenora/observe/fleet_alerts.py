@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from tenora.observe.alert import Alert
+from tenora.observe.alert import AlertRule
 
 _P95: Final = "pool:tenora_gateway_phase_seconds:p95_5m"
 
 FAILURE_MODES: Final = (
-    Alert(
+    AlertRule(
         name="LongGenerations",
         title="Long generations",
         expr=f'{_P95}{{phase="decode"}} > 120',
@@ -20,7 +20,7 @@ FAILURE_MODES: Final = (
         "`max_tokens`. Give such tenants a pool of their own, or let them send flex requests. If ITL has risen too, "
         "the batch is too large: add a replica.",
     ),
-    Alert(
+    AlertRule(
         name="KvExhaustion",
         title="KV exhaustion",
         expr="(pool:tenora_kv_used:ratio > 0.95 and on () sum(tenora_gateway_waiting_requests) > 0)"
@@ -34,7 +34,7 @@ FAILURE_MODES: Final = (
         "Preemptions without full pages mean that engines promise more than they have: compare the pool's engine "
         "settings.",
     ),
-    Alert(
+    AlertRule(
         name="PrefillStall",
         title="Prefill stall",
         expr=f'{_P95}{{phase="prefill"}} > 5',
@@ -48,7 +48,7 @@ FAILURE_MODES: Final = (
         "beginning of its prompts. If the prompts grew, add a replica, or lower `input_tokens_per_minute` of the "
         "tenant. If ITL rises with the prefills, lower the engine's tokens per step in the pool's engine settings.",
     ),
-    Alert(
+    AlertRule(
         name="QueueRunaway",
         title="Queue runaway",
         expr='sum(rate(tenora_gateway_queue_refusals_total{reason!="tenant"}[5m])) > 0.1',
@@ -61,7 +61,7 @@ FAILURE_MODES: Final = (
         "`requests_per_minute`. Do not make the queue longer: those requests would only wait longer before they are "
         "refused.",
     ),
-    Alert(
+    AlertRule(
         name="ColdStart",
         title="Cold start",
         expr='max by (pool) (tenora_fleet_wanted_replicas) > max by (pool) (tenora_fleet_replicas{state="ready"})',
@@ -83,7 +83,7 @@ _SLI: Final = (
     "objectives are in `tenora/observe/recording_rules.py`."
 )
 _FLEET: Final = (
-    Alert(
+    AlertRule(
         name="ErrorBudgetBurnsFast",
         title="The error budget burns fast",
         expr=f"{_BURN}5m > 14.4 and {_BURN}1h > 14.4",
@@ -93,7 +93,7 @@ _FLEET: Final = (
         do="Look at the dashboard of the fleet: refusals by code, then the failure mode whose alert fires with this "
         "one.",
     ),
-    Alert(
+    AlertRule(
         name="ErrorBudgetBurnsSlowly",
         title="The error budget burns slowly",
         expr=f"{_BURN}30m > 6 and {_BURN}6h > 6",
@@ -101,7 +101,7 @@ _FLEET: Final = (
         why="A small share of requests has failed or has been late for hours.",
         do="Find the pool and the phase in the dashboard of the fleet, and the requests in the request log.",
     ),
-    Alert(
+    AlertRule(
         name="ReplicasDoNotStart",
         title="Replicas do not start",
         expr='max by (pool) (tenora_fleet_replicas{state="failed"}) > 0',
@@ -111,7 +111,7 @@ _FLEET: Final = (
         do="`tenora fleet list` has the reason. Correct the revision, or go back to the one before with `tenora "
         "pools use`.",
     ),
-    Alert(
+    AlertRule(
         name="ReplicaFails",
         title="A replica fails",
         expr="increase(tenora_gateway_replica_failures_total[5m]) > 5",
@@ -119,7 +119,7 @@ _FLEET: Final = (
         why="A replica refuses requests or breaks connections before its first byte.",
         do="See the log of the replica, and cordon it with `tenora fleet cordon` if it does not recover.",
     ),
-    Alert(
+    AlertRule(
         name="PoolsKeepTheirSize",
         title="Pools keep their size",
         expr="increase(tenora_fleet_missing_signals_total[5m]) > 60",
@@ -127,7 +127,7 @@ _FLEET: Final = (
         why="A gateway serves without reporting its demand, or no replica of the pool reports.",
         do="The fleet process logs the pool; see the gateways' logs for `demand not reported`.",
     ),
-    Alert(
+    AlertRule(
         name="ChangesNotPublished",
         title="Changes are not published",
         expr="tenora_control_outbox_age_seconds > 10",
@@ -139,7 +139,7 @@ _FLEET: Final = (
         "fires although the worker is down.",
         do="Start the worker again, and see its log for the change that it cannot publish.",
     ),
-    Alert(
+    AlertRule(
         name="ConfigurationForged",
         title="Redis has forged configuration",
         expr="increase(tenora_gateway_snapshots_forged_total[5m]) > 0",
@@ -149,7 +149,7 @@ _FLEET: Final = (
         why="Somebody wrote into Redis, or it lost data and the worker is down.",
         do="Find out who could write, then run `python -m control_plane publish`.",
     ),
-    Alert(
+    AlertRule(
         name="PromptsCountedDifferently",
         title="Prompts are counted differently",
         expr="increase(tenora_gateway_prompt_count_differences_total[5m]) > 0",
@@ -157,7 +157,7 @@ _FLEET: Final = (
         why="A gateway and an engine have different tokenizers.",
         do="Compare the digests of the base model's tokenizer, and register the base model again.",
     ),
-    Alert(
+    AlertRule(
         name="RequestLogLate",
         title="The request log is late",
         expr="tenora_control_request_log_lag_seconds > 60 or increase(tenora_control_request_log_lost_total[5m]) > 0",

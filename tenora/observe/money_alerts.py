@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from tenora.observe.alert import Alert, rises
+from tenora.observe.alert import AlertRule, rises
 
 MONEY_ALERTS: Final = (
-    Alert(
+    AlertRule(
         name="UsageNotRecorded",
         title="Usage is not recorded",
         expr="tenora_billing_unread_events > 1000",
@@ -15,7 +15,7 @@ MONEY_ALERTS: Final = (
         why="Billing's worker is down or stuck.",
         do="Start it again, and see its log.",
     ),
-    Alert(
+    AlertRule(
         name="EventsSetAside",
         title="Events were set aside",
         expr=rises("tenora_billing_dead_letters_total", "5m"),
@@ -23,7 +23,7 @@ MONEY_ALERTS: Final = (
         why="An event could not be recorded; the label `code` says why.",
         do="Repair the cause, then run `python -m billing redrive`.",
     ),
-    Alert(
+    AlertRule(
         name="EventsLost",
         title="Events were lost",
         expr="increase(tenora_billing_lost_total[5m]) > 0",
@@ -32,7 +32,7 @@ MONEY_ALERTS: Final = (
         why="Redis lost data or evicts keys.",
         do="Reconciliation shows which requests are missing. See that Redis has `maxmemory-policy noeviction`.",
     ),
-    Alert(
+    AlertRule(
         name="StalePrices",
         title="Usage names stale prices",
         expr="increase(tenora_billing_stale_prices_total[5m]) > 0",
@@ -40,7 +40,7 @@ MONEY_ALERTS: Final = (
         why="A gateway admitted requests by prices that had not been in force for a day, or not yet.",
         do="Look for a gateway that gets no configuration, or whose clock is wrong.",
     ),
-    Alert(
+    AlertRule(
         name="QuotasDiffered",
         title="Quotas differed",
         expr="increase(tenora_billing_quota_drifts_total[1h]) > 0"
@@ -49,7 +49,7 @@ MONEY_ALERTS: Final = (
         why="Gateways had counted something else than the ledger.",
         do="Look for a Redis that lost data.",
     ),
-    Alert(
+    AlertRule(
         name="TenantNotBilled",
         title="A tenant is not billed",
         expr=rises("tenora_billing_tenant_failures_total", "5m"),
@@ -57,7 +57,7 @@ MONEY_ALERTS: Final = (
         why="Something about this tenant's period fails; the log names the tenant.",
         do="Correct what the log says.",
     ),
-    Alert(
+    AlertRule(
         name="PaymentsNeedAPerson",
         title="Payments need a person",
         expr=rises("tenora_billing_payment_alarms_total", "5m")
@@ -67,7 +67,7 @@ MONEY_ALERTS: Final = (
         do="`GET /api/v1/admin/payments/alarms` says which; [Connect Stripe](how-to/connect-stripe.md) says what to "
         "do.",
     ),
-    Alert(
+    AlertRule(
         name="PaymentsWait",
         title="Payments wait",
         expr="tenora_billing_payment_oldest_waiting_seconds > 600",
@@ -75,7 +75,7 @@ MONEY_ALERTS: Final = (
         why="Stripe does not answer, or the billing worker is down.",
         do="See the worker's log and Stripe's status page. Each operation is tried again, and none is done twice.",
     ),
-    Alert(
+    AlertRule(
         name="TenantsNotInformed",
         title="Tenants are not informed",
         expr="tenora_billing_notification_oldest_due_seconds > 60"
@@ -85,7 +85,7 @@ MONEY_ALERTS: Final = (
         why="The billing worker is down, or more endpoints hang than `TENORA_NOTIFICATIONS_THREADS`.",
         do="See the worker's log, and raise the number of threads.",
     ),
-    Alert(
+    AlertRule(
         name="NoEmailLeaves",
         title="No e-mail leaves",
         expr='increase(tenora_billing_notification_deliveries_total{kind="email",result="retried"}[15m]) > 20',
@@ -93,7 +93,7 @@ MONEY_ALERTS: Final = (
         why="The mail server refuses them or does not answer.",
         do="See the worker's log for `mail server failed`.",
     ),
-    Alert(
+    AlertRule(
         name="CountsDiffer",
         title="Counts differ",
         expr="tenora_billing_reconciliation_differences > 0"
@@ -102,7 +102,7 @@ MONEY_ALERTS: Final = (
         why="Usage is missing or double, or an engine's report could not be read.",
         do="[Reconcile](how-to/reconcile.md) says how to read the difference.",
     ),
-    Alert(
+    AlertRule(
         name="TotalsDiffer",
         title="Totals differ",
         expr="tenora_billing_ledger_drift_nanos > 0",
@@ -111,7 +111,7 @@ MONEY_ALERTS: Final = (
         why="The ledger was changed by something other than billing, or billing has a defect.",
         do="[Reconcile](how-to/reconcile.md) with `--full`.",
     ),
-    Alert(
+    AlertRule(
         name="NothingReconciled",
         title="Nothing is reconciled",
         expr="time() - tenora_billing_reconciled_timestamp_seconds > 7200",
@@ -119,7 +119,7 @@ MONEY_ALERTS: Final = (
         why="The billing worker is down, or its reconciliation fails.",
         do="See its log.",
     ),
-    Alert(
+    AlertRule(
         name="CostsMissing",
         title="Costs are missing",
         expr="increase(tenora_billing_cost_windows_late_total[1h]) > 0 or "
@@ -128,7 +128,7 @@ MONEY_ALERTS: Final = (
         why="Windows of a replica's time came too late or were impossible.",
         do="Look for clocks that are wrong and for agents without Redis.",
     ),
-    Alert(
+    AlertRule(
         name="CostsWait",
         title="Costs wait",
         expr="increase(tenora_billing_cost_hours_refused_total[1h]) > 0"

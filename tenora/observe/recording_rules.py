@@ -5,7 +5,7 @@ The objectives of the platform are here; what is alerted on is not.
 
 from typing import Final
 
-from tenora.observe.alert import Rule
+from tenora.observe.alert import RecordingRule
 
 AVAILABILITY: Final = 0.999
 """Share of completions that are not answered with a status of 500 or more."""
@@ -32,9 +32,9 @@ def _late(window: str) -> str:
     return f'1 - {early} / sum(rate(tenora_gateway_phase_seconds_count{{phase="ttft"}}[{window}]))'
 
 
-def _burn(sli: str, errors: str, objective: float, window: str) -> Rule:
+def _burn(sli: str, errors: str, objective: float, window: str) -> RecordingRule:
     """1 spends the budget exactly in the time that the objective is for; 14.4 spends a month's in two days."""
-    return Rule(
+    return RecordingRule(
         record=f"sli:tenora_error_budget_burn:rate{window}",
         expr=f"({errors}) / (1 - {objective})",
         labels=(("sli", sli),),
@@ -42,22 +42,22 @@ def _burn(sli: str, errors: str, objective: float, window: str) -> Rule:
 
 
 RULES: Final = (
-    Rule(record="pool:tenora_gateway_phase_seconds:p50_5m", expr=_phases("0.5")),
-    Rule(record="pool:tenora_gateway_phase_seconds:p95_5m", expr=_phases("0.95")),
-    Rule(
+    RecordingRule(record="pool:tenora_gateway_phase_seconds:p50_5m", expr=_phases("0.5")),
+    RecordingRule(record="pool:tenora_gateway_phase_seconds:p95_5m", expr=_phases("0.95")),
+    RecordingRule(
         record="pool:tenora_kv_used:ratio",
         expr=f"1 - sum by (pool) (tenora_replica_free_kv_pages {_OF_POOL})"
         f" / sum by (pool) (tenora_replica_kv_pages {_OF_POOL})",
     ),
-    Rule(
+    RecordingRule(
         record="pool:tenora_replica_waiting_requests:sum",
         expr=f"sum by (pool) (tenora_replica_waiting_requests {_OF_POOL})",
     ),
-    Rule(
+    RecordingRule(
         record="pool:tenora_replica_preemptions:rate5m",
         expr=f"sum by (pool) (rate(tenora_replica_preemptions_total[5m]) {_OF_POOL})",
     ),
-    Rule(
+    RecordingRule(
         record="pool:tenora_replica_tokens:rate1m",
         expr=f"sum by (pool, kind) (rate(tenora_replica_tokens_total[1m]) {_OF_POOL})",
     ),

@@ -66,6 +66,10 @@ def missing() -> float:
     return REGISTRY.get_sample_value("tenora_fleet_missing_signals_total", {"pool": "chat"}) or 0.0
 
 
+def replicas(pool: str, state: str) -> float | None:
+    return REGISTRY.get_sample_value("tenora_fleet_replicas", {"pool": pool, "state": state})
+
+
 def test_a_pool_wakes_grows_and_goes_and_each_change_is_stored_with_its_inputs(api, redis, base, fleet, pool):
     report(redis)
     fleet.run_once()
@@ -75,8 +79,10 @@ def test_a_pool_wakes_grows_and_goes_and_each_change_is_stored_with_its_inputs(a
     assert count(redis) == 1, "the size of a replica is not known"
     assert entry(redis).grew_ms > 0
     beat(redis, base.id, replica_id="rep_1", pool="chat")
+    beat(redis, base.id, pool="of another fleet", state="failed")
     redis.hset(redis_keys.replica_held_pages("rep_1"), "total", 90)
     fleet.run_once()
+    assert (replicas("chat", "ready"), replicas("chat", "failed"), replicas("", "failed")) == (1, 0, 1)
     assert count(redis) == 5, "490 pages, of which a replica may hold 90, and five replicas are the most"
     newest = rows(api)[0]
     assert (newest["replicas_before"], newest["replicas"], newest["reason"]) == (1, 5, "pages")
@@ -168,6 +174,7 @@ def test_bounds_are_obeyed_without_signals_and_only_the_leader_exports_the_wante
         leader.exec_driver_sql("SELECT pg_advisory_lock(7301945137)")
         fleet.run_once()
         assert REGISTRY.get_sample_value("tenora_fleet_wanted_replicas", {"pool": "chat"}) is None
+        assert replicas("chat", "ready") is None
         leader.exec_driver_sql("SELECT pg_advisory_unlock(7301945137)")
 
 

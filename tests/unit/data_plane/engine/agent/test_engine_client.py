@@ -17,13 +17,15 @@ vllm:num_requests_running{engine="0",model_name="m"} 3.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
 # TYPE vllm:kv_cache_usage_perc gauge
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+# TYPE vllm:num_preemptions counter
+vllm:num_preemptions_total{engine="0",model_name="m"} 7.0
 """
 
 
 def test_the_numbers_are_read():
     metrics = parse_metrics(PAGE)
     assert (metrics.prompt_tokens, metrics.generation_tokens) == (49, 29)
-    assert (metrics.running, metrics.waiting, metrics.kv_used) == (3, 2, 0.25)
+    assert (metrics.running, metrics.waiting, metrics.kv_used, metrics.preemptions) == (3, 2, 0.25, 7)
     assert (metrics.blocks, metrics.block_tokens) == (1455, 32), "vLLM reserves one null block"
 
 
