@@ -156,6 +156,10 @@ def stack(module_postgres_settings, redis_server, checkpoint, pool, tmp_path_fac
         callers = up.enter_context(ThreadPoolExecutor(4))
         stack = Stack(gateway, key, agent, found, start_copy, callers)
         wait_until(lambda: stack.ask().result() == 200, what="a first answer")
+        assert stack.ask().result() == 200
+        # A rate does not count what a series has when it is first scraped: the next requests must find it.
+        scraped = 'tenora_gateway_phase_seconds_count{adapter_tier="slot"}'
+        wait_until(lambda: found.query(scraped), what="the series of an adapter in a slot")
         wait_until(lambda: not found.fires("ColdStart"), timeout_s=CLEARS_S, what="the start of the pool")
         yield stack
 
