@@ -42,6 +42,10 @@ async def nothing() -> None:
     return None
 
 
+async def no_failure() -> str:
+    return ""
+
+
 async def test_each_state_of_a_fast_start_is_published_once():
     settings = ReplicaSettings(
         model_path="/", engine_key=processes.ENGINE_KEY, snapshot_public_keys=PUBLIC_KEYS, heartbeat_s=10,
@@ -50,7 +54,7 @@ async def test_each_state_of_a_fast_start_is_published_once():
     tasks = SimpleNamespace(
         store=SimpleNamespace(run_once=nothing, was_readable=True, reason=""), cordons=SimpleNamespace(reason=""),
         enforce_revocations=nothing, start=lambda: None, close=nothing, report_usage=nothing, residency=None,
-        is_idle=True,
+        is_idle=True, start_canary=SimpleNamespace(failure=no_failure),
     )  # fmt: skip
     process = SimpleNamespace(is_alive=True, stop=nothing)
     files = EngineFiles(settings, engine_name="an engine")
