@@ -10,7 +10,7 @@ import openai
 
 from tests.conftest import TLS
 
-TOKENS = 200
+TOKENS = 100
 
 
 @dataclass
