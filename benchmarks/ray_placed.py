@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+import httpx
 import msgspec
 import openai
 
@@ -34,6 +35,7 @@ from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
 GOAL: Final = 0.98
 REPLICAS, CALLERS, TOKENS = 3, 24, 31
+_SEEN_S: Final = 1.0  # by then the gateway has read the heartbeats of all replicas
 OPTIONS: Final = ("--token-interval-s", "0.001")
 
 
@@ -48,6 +50,13 @@ def streams_per_s(url: str, key: str, seconds: float) -> float:
                 list(sdk.completions.create(model="tiny-chat", prompt="The sea", max_tokens=TOKENS, stream=True))
                 counts[number] += 1
 
+    def is_served() -> bool:
+        body = {"model": "tiny-chat", "prompt": "The sea", "max_tokens": 1}
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(f"{url}/v1/completions", json=body, headers=headers, verify=TLS).status_code == 200
+
+    wait_until(is_served, what="an answer")
+    time.sleep(_SEEN_S)
     with ThreadPoolExecutor(CALLERS) as callers:
         following = [callers.submit(follow, number) for number in range(CALLERS)]
         began = time.monotonic()

@@ -146,8 +146,8 @@ class Demo:
         unreported = -sum(each.unexplained for each in differences)
         check(
             all(each.replica_id in lost for each in differences) and unreported >= 0,
-            f"they differ by the lost engine alone: {explained:,} tokens of the requests that it broke, each by its id, and "
-            f"{unreported:,} of its last two seconds",
+            f"they differ by the lost engine alone: {explained:,} tokens of requests that it broke, each by its id, "
+            f"and {unreported:,} of its last two seconds",
         )
         closed = self.admin.post("/api/v1/admin/billing/close", {"until": "now"})["invoices"]
         whole = self.admin.get("/api/v1/admin/reconciliation")
