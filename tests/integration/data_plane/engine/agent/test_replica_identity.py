@@ -110,7 +110,7 @@ def test_a_replica_says_that_it_starts_before_its_engine_answers(client, redis_s
 
 
 def test_a_failed_start_leaves_its_reason_for_a_minute(client, redis_server, tmp_path):
-    with processes.agent(tmp_path, redis_server, REPLICA, engine={"start-fails": 1, "start-s": 1}) as agent:
+    with processes.agent(tmp_path, redis_server, REPLICA, engine={"start-fails": 1, "start-s": 1}, ends=True) as agent:
         assert agent.process.wait(20) == 1
     status = AgentHarness(client, None, agent).status()
     assert (status.state, status.reason) == (
