@@ -74,22 +74,20 @@ def change(session: Session, redis: Redis, name: str, patch: PoolPatch, *, princ
     _require_ordered(pool.replicas_min, pool.replicas_max)
     session.add(pool)
     audited(session, principal, "pool.changed", name, details=patch)
-    return _view(session, pool, fleet.published_statuses(redis), _wanted(redis, name))
+    return _live_view(session, redis, pool)
 
 
 def every(session: Session, redis: Redis) -> list[PoolView]:
     """All pools, by name."""
     replicas = fleet.published_statuses(redis)
-    return [
-        _view(session, pool, replicas, _wanted(redis, pool.name))
-        for pool in session.exec(select(PoolRow).order_by(PoolRow.name)).all()
-    ]
+    pools = session.exec(select(PoolRow).order_by(PoolRow.name)).all()
+    wanted = _wanted(redis, [pool.name for pool in pools])
+    return [_view(session, pool, replicas, count) for pool, count in zip(pools, wanted, strict=True)]
 
 
 def read(session: Session, redis: Redis, name: str) -> PoolView:
     """One pool. Raises NotFound."""
-    pool = _found(session.get(PoolRow, name), name)
-    return _view(session, pool, fleet.published_statuses(redis), _wanted(redis, name))
+    return _live_view(session, redis, _found(session.get(PoolRow, name), name))
 
 
 def require(session: Session, name: str, *, base_model: str, rank_max: int) -> None:
@@ -183,7 +181,7 @@ def use(session: Session, redis: Redis, name: str, number: int, *, principal: Pr
     pool.revision = number
     session.add(pool)
     session.flush()
-    return _view(session, pool, fleet.published_statuses(redis), _wanted(redis, name))
+    return _live_view(session, redis, pool)
 
 
 def environment_of(pool: PoolRow, revision: PoolRevisionRow) -> dict[str, str]:
@@ -234,11 +232,16 @@ def _newest(session: Session, pool: str) -> PoolRevisionRow | None:
     return session.exec(newest.limit(1)).first()
 
 
-def _wanted(redis: Redis, pool: str) -> int:
-    """The replicas that placers should keep running."""
-    entry = cast("bytes | None", redis.hget(redis_keys.FLEET_WANTED, pool))
-    wanted = None if entry is None else read_wanted(entry)
-    return 0 if wanted is None else sum(revision.replicas for revision in wanted.revisions)
+def _wanted(redis: Redis, pools: Sequence[str]) -> list[int]:
+    """The replicas of each pool that placers should keep running."""
+    entries = cast("list[bytes | None]", redis.hmget(redis_keys.FLEET_WANTED, pools)) if pools else []
+    wanted = [None if entry is None else read_wanted(entry) for entry in entries]
+    return [0 if each is None else sum(revision.replicas for revision in each.revisions) for each in wanted]
+
+
+def _live_view(session: Session, redis: Redis, pool: PoolRow) -> PoolView:
+    (wanted,) = _wanted(redis, [pool.name])
+    return _view(session, pool, fleet.published_statuses(redis), wanted)
 
 
 def _view(session: Session, pool: PoolRow, replicas: Sequence[ReplicaStatus], wanted: int) -> PoolView:

@@ -8,6 +8,7 @@ lower level whose first entry lies in that range: they do not count, and are del
 import re
 from collections.abc import Iterable
 from datetime import date
+from os.path import commonprefix
 from typing import Final, NamedTuple
 
 from adapters.object_store.s3 import Bucket
@@ -56,7 +57,9 @@ def _text(entry: EntryId) -> str:
 def listed(bucket: Bucket, first: date, last: date) -> list[RequestLogFile]:
     """Every file of these days, those that do not count included."""
     files = []
-    for stored in bucket.objects(_DAYS):
+    # What the days have in common, character by character: a query of one day must not list all days.
+    days = commonprefix([first.isoformat(), last.isoformat()])  # noqa: RUF071 - a prefix of keys and no path
+    for stored in bucket.objects(_DAYS + days):
         if (found := _NAME.fullmatch(stored.key)) is not None and first.isoformat() <= found[1] <= last.isoformat():
             first_id, last_id = EntryId(int(found[2]), int(found[3])), EntryId(int(found[4]), int(found[5]))
             files.append(RequestLogFile(found[1], first_id, last_id, int(found[6] or 0), stored.size_bytes))

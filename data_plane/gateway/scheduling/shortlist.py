@@ -99,7 +99,7 @@ class CandidateIndex:
                 yield self._ring[place % len(self._ring)][1]
 
     def _in_turn(self, names: dict[str, None] | Sequence[str], most: int) -> list[str]:
-        """At most so many of these names, others at each call."""
+        """Up to ``most`` of these names. Each call for a shortlist begins at another name."""
         if len(names) <= most:
             return list(names)
         start = self._turn % len(names)
