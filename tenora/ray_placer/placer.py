@@ -5,12 +5,11 @@ Applications are made and scaled again in every round until Serve has what is wa
 controller and a new placer need no memory of the last one.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
-import aiohttp
+import httpx
 import structlog
 from redis import Redis
 
@@ -118,17 +117,11 @@ class RayPlacer:
     def _scale(self, name: str, replicas: int) -> None:
         """Serve's own interface for a scaler from outside, which is one of HTTP alone."""
         url = f"{self._dashboard_url}/api/v1/applications/{name}/deployments/{DEPLOYMENT}/scale"
-        asyncio.run(self._post(url, {"target_num_replicas": replicas}))
+        body = {"target_num_replicas": replicas}
+        answer = httpx.post(url, json=body, headers=self._token(), timeout=_TIMEOUT_S)
+        if answer.status_code != 200:
+            raise OSError(f"Ray refused to scale with status {answer.status_code}: {answer.text[:300]}")
         _log.info("application scaled", application=name, replicas=replicas)
-
-    async def _post(self, url: str, body: dict[str, int]) -> None:
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=self._token()) as session,
-            session.post(url, json=body) as answer,
-        ):
-            if answer.status != 200:
-                raise OSError(f"Ray refused to scale with status {answer.status}: {(await answer.text())[:300]}")
 
 
 def _copies(status: Any) -> Counter[str]:
