@@ -10,27 +10,24 @@ Run: ``sh requirements/ray.sh && python -m benchmarks.ray_placed``.
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 import click
 import msgspec
-import openai
 
 from core import redis_acl, redis_keys
 from core.contracts.fleet import WantedPool, WantedRevision
-from core.contracts.replicas import read_status
 from tenora.stack.program import Program, free_port
-from tests.conftest import TLS, running, wait_until
+from tests.conftest import running, wait_until
 from tests.fixtures import processes
 from tests.fixtures.gateway.published import Publisher, tiny_route
 from tests.fixtures.least_privilege import user_url
-from tests.fixtures.ray.cluster import WITNESS_REPLICA, ray_cluster
+from tests.fixtures.ray.callers import Callers, calling
+from tests.fixtures.ray.cluster import WITNESS_REPLICA, ray_cluster, ready
 from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
 GOAL: Final = 0.98
@@ -41,25 +38,14 @@ OPTIONS: Final = ("--token-interval-s", "0.001")
 
 
 def streams_per_s(url: str, key: str, model: str, seconds: float) -> float:
-    """Whole streams a second of callers that each follow one after the other."""
-    ended, counts = threading.Event(), [0] * CALLERS
-
-    def follow(number: int) -> None:
-        client = openai.DefaultHttpxClient(verify=TLS)
-        with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=client) as sdk:
-            while not ended.is_set():
-                list(sdk.completions.create(model=model, prompt="The sea", max_tokens=TOKENS, stream=True))
-                counts[number] += 1
-
-    with ThreadPoolExecutor(CALLERS) as callers:
-        following = [callers.submit(follow, number) for number in range(CALLERS)]
+    """Whole streams a second of callers that each follow one after the other. Raises RuntimeError for a broken one."""
+    with calling(Callers(url, key, model, TOKENS), CALLERS) as callers:
         began = time.monotonic()
         time.sleep(seconds)
-        found = sum(counts) / (time.monotonic() - began)
-        ended.set()
-        for each in following:
-            each.result(60)
-    return found
+        rate = float(callers.whole / (time.monotonic() - began))
+    if callers.broken:
+        raise RuntimeError(callers.broken[0])
+    return rate
 
 
 def local_replica(folder: Path, environment: dict[str, str], name: str) -> Program:
@@ -108,12 +94,7 @@ def both(folder: Path) -> Iterator[tuple[str, str]]:
         for number in range(REPLICAS):
             up.enter_context(running(local_replica(folder, environment, f"local-{number}")))
 
-        def ready() -> int:
-            names = [name.decode() for name in valkey.client.zrange(redis_keys.REPLICAS, 0, -1)]
-            values = filter(None, (valkey.client.get(redis_keys.replica(name)) for name in names))
-            return sum((status := read_status(value)) is not None and status.state == "ready" for value in values)
-
-        wait_until(lambda: ready() == 2 * REPLICAS, timeout_s=90, what="all replicas")
+        wait_until(lambda: len(ready(valkey.client)) == 2 * REPLICAS, timeout_s=90, what="all replicas")
         yield gateway.url, key
 
 

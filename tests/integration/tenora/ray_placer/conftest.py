@@ -10,12 +10,12 @@ import pytest
 
 from core import redis_acl, redis_keys
 from core.contracts.fleet import WantedPool, WantedRevision
-from core.contracts.replicas import ReplicaStatus, read_status
+from core.contracts.replicas import ReplicaStatus
 from tests.conftest import wait_until
 from tests.fixtures import processes
 from tests.fixtures.gateway.published import Publisher
 from tests.fixtures.least_privilege import user_url
-from tests.fixtures.ray.cluster import START_S, RayCluster, ray_cluster
+from tests.fixtures.ray.cluster import START_S, RayCluster, published, ray_cluster, ready
 from tests.fixtures.snapshot_keys import PUBLIC_KEYS
 
 
@@ -47,13 +47,10 @@ class RayStack:
         self.valkey.client.hset(redis_keys.FLEET_WANTED, pool, msgspec.json.encode(wanted))
 
     def replicas(self) -> dict[str, ReplicaStatus]:
-        names = [name.decode() for name in self.valkey.client.zrange(redis_keys.REPLICAS, 0, -1)]
-        found = (self.valkey.client.get(redis_keys.replica(name)) for name in names)
-        statuses = [status for value in found if value and (status := read_status(value))]
-        return {status.id: status for status in statuses}
+        return published(self.valkey.client)
 
     def ready(self) -> dict[str, ReplicaStatus]:
-        return {name: status for name, status in self.replicas().items() if status.state == "ready"}
+        return ready(self.valkey.client)
 
     def wait_ready(self, count: int, timeout_s: float = START_S) -> dict[str, ReplicaStatus]:
         wait_until(lambda: len(self.ready()) == count, timeout_s=timeout_s, what=f"{count} ready replicas")

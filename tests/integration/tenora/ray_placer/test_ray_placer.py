@@ -1,20 +1,17 @@
 """Replicas placed on a Ray cluster: they come and go as wanted, and survive what may die there."""
 
 import contextlib
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import httpx
 import msgspec
-import openai
 import psutil
 import pytest
 
 from core import redis_keys
 from core.contracts.usage import UsageEvent
 from tests.conftest import TLS, wait_until
+from tests.fixtures.ray.callers import Callers, calling
 from tests.fixtures.ray.cluster import START_S, replica_processes
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
@@ -33,63 +30,18 @@ def placed(stack):
         yield stack
 
 
-@dataclass
-class Streams:
-    """Callers who follow one stream after the other. ``broken`` are the ends of those that were not whole, with the
-    time and the replica.
-    """
-
-    base_url: str
-    key: str
-    tokens: int
-    whole: int = 0
-    broken: list[str] = field(default_factory=list)
-    firsts: list[float] = field(default_factory=list)
-    _ended: threading.Event = field(default_factory=threading.Event)
-
-    def is_known(self) -> bool:
-        asked = httpx.get(f"{self.base_url}/v1/models", headers={"authorization": f"Bearer {self.key}"}, verify=TLS)
-        return asked.status_code == 200
-
-    def follow(self, number: int) -> None:
-        with openai.OpenAI(
-            base_url=f"{self.base_url}/v1", api_key=self.key, max_retries=0, timeout=180,
-            http_client=openai.DefaultHttpxClient(verify=TLS),
-        ) as client:  # fmt: skip
-            while not self._ended.is_set():
-                self._one(client, number)
-
-    def _one(self, client: openai.OpenAI, number: int) -> None:
-        words = 0
-        try:
-            for chunk in client.completions.create(
-                model="tiny-chat", prompt=f"caller {number}", max_tokens=self.tokens, stream=True
-            ):
-                words += bool(chunk.choices and chunk.choices[0].text)
-                if words == 1:
-                    self.firsts.append(time.monotonic())
-            self.whole += 1
-        except openai.APIError as error:
-            self.broken.append(repr(error)[:200])
-
-    def end(self) -> None:
-        self._ended.set()
-
-
 @contextlib.contextmanager
 def streams(stack, *, tokens: int = 60):
-    tenant_id = stack.publisher.tenant()
-    made = Streams(stack.gateway.url, stack.publisher.key(tenant_id), tokens)
-    wait_until(made.is_known, what="the gateway to know the key")
-    with ThreadPoolExecutor(STREAMS) as callers:
-        following = [callers.submit(made.follow, number) for number in range(STREAMS)]
-        try:
-            wait_until(lambda: len(made.firsts) >= STREAMS, what="streams", timeout_s=60)
-            yield made
-        finally:
-            made.end()
-        for each in following:
-            each.result(180)
+    key = stack.publisher.key(stack.publisher.tenant())
+
+    def is_known() -> bool:
+        asked = httpx.get(f"{stack.gateway.url}/v1/models", headers={"authorization": f"Bearer {key}"}, verify=TLS)
+        return asked.status_code == 200
+
+    wait_until(is_known, what="the gateway to know the key")
+    with calling(Callers(stack.gateway.url, key, "tiny-chat", tokens), STREAMS) as made:
+        wait_until(lambda: len(made.firsts) >= STREAMS, what="streams", timeout_s=60)
+        yield made
 
 
 def failed_on(stack) -> set[str]:

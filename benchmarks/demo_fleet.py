@@ -22,7 +22,6 @@ import openai
 import redis
 
 from adapters.base_model_spec import describe
-from benchmarks.demo_fleet.load import TOKENS, calling
 from billing.reconciliation import runs
 from core import db
 from core.settings import PostgresSettings
@@ -35,11 +34,12 @@ from tenora.stack.secrets_file import load_ports, load_secrets
 from tests.conftest import wait_until
 from tests.e2e.conftest import Platform, running_platform
 from tests.fixtures.gateway.tiny_tokenizer import CHATML, tokenizer_json
+from tests.fixtures.ray.callers import Callers, calling
 from tests.fixtures.ray.cluster import RayCluster, ray_cluster
 from tests.fixtures.uploads.peft_adapters import tiny_base, write_adapter
 
 POOL, WITNESS_MODEL = "spike", "tiny-chat"
-CALLERS, PAGES = 60, 180
+CALLERS, TOKENS, PAGES = 60, 100, 180
 VOICES = ("one", "two")
 GOAL_S = 300
 OWN = frozenset({"TENORA_ENGINE_RUN_DIR", "TENORA_CACHE_DIR", "TENORA_HOME"})  # each node has folders of its own
@@ -170,7 +170,7 @@ def play(scene: Scene, demo: Demo, ray: RayCluster, checkpoint: Path, postgres_d
         scene.say(f"  {tokens} output tokens")
     with scene.step("a pool of one to three replicas on Ray, of which one starts"):
         demo.make_pool()
-    with calling(demo.url, key, WITNESS_MODEL, CALLERS) as spike:
+    with calling(Callers(demo.url, key, WITNESS_MODEL, TOKENS), CALLERS) as spike:
         with scene.step(f"a spike: {CALLERS} callers, {TOKENS} tokens each; the pool grows to three"):
             demo.wait_for(3, 1)
         check(spike.broken == [], "no stream broken")
