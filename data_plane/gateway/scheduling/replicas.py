@@ -8,7 +8,7 @@ without Redis. Residency is advice: when it cannot be read, requests are placed 
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -62,7 +62,6 @@ class Replicas:
         self._poll_s = poll_ms / 1000
         self._stale_s = stale_s
         self._ids: list[str] = []
-        self._statuses: dict[str, ReplicaStatus] = {}
         self._heartbeats: dict[str, tuple[int, float]] = {}  # each heartbeat, and when this process first saw it
         self._loads: dict[str, ReplicaLoad] = {}
         self._resident: dict[str, tuple[_Seen, Resident]] = {}
@@ -114,8 +113,8 @@ class Replicas:
 
     def counted_tokens(self, replica: ReplicaStatus) -> int | None:
         """The tokens that an engine has counted since its start, by its last heartbeat; None when it has none now."""
-        status = self._statuses.get(replica.id)
-        return None if status is None or status.boot_id != replica.boot_id else status.counted_tokens
+        known = self._candidates.get(replica.id)
+        return None if known is None or known.status.boot_id != replica.boot_id else known.status.counted_tokens
 
     def pages_total(self, base_model: str) -> int:
         """KV pages of all replicas of a base model."""
@@ -157,7 +156,7 @@ class Replicas:
                 _, more, more_held = await self._read(new)
                 ids, values, held = ids + new, values + more, held + more_held
         listed = set(found)
-        statuses = {name: status for name, status in self._statuses.items() if name in listed}
+        statuses = {name: each.status for name, each in self._candidates.items() if name in listed}
         for name, value in zip(ids, values, strict=True):
             statuses.pop(name, None)
             # Without a value it has expired: the agent has stopped.
@@ -165,28 +164,28 @@ class Replicas:
                 statuses[status.id] = status
                 if self._heartbeats.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
                     self._heartbeats[status.id] = (status.heartbeat_ms, time.monotonic())
-        self._statuses, self.read_at = statuses, time.monotonic()
+        self.read_at = time.monotonic()
         for name, pages in zip(ids, held, strict=True):
             if name in statuses:
                 _apply_held(name, self._loads.setdefault(name, ReplicaLoad()), pages)
-        await self._refresh_residency(ids)
-        self._index(ids)  # no await from here on: the pools and the state of their replicas change together
+        read = [statuses[name] for name in ids if name in statuses]
+        await self._refresh_residency(read)
+        self._index(statuses, read)  # no await from here on: the pools and their replicas' state change together
         for listener in self._on_refresh:
             listener()
 
-    def _index(self, read: Iterable[str]) -> None:
-        """Bring the pools up to date with what was read."""
+    def _index(self, statuses: Mapping[str, ReplicaStatus], read: Iterable[ReplicaStatus]) -> None:
+        """Bring the pools up to date with what was read, and with which replicas there are now."""
         known: dict[str, Any]
         for known in (self._heartbeats, self._loads, self._resident):
-            for gone in known.keys() - self._statuses.keys():
+            for gone in known.keys() - statuses.keys():
                 del known[gone]
-        for name in self._candidates.keys() - self._statuses.keys():
+        for name in self._candidates.keys() - statuses.keys():
             self._remove(self._candidates.pop(name))
-        for name in read:
-            if (status := self._statuses.get(name)) is None:
-                continue
-            before = self._candidates.get(name)
-            candidate = self._candidates[name] = Candidate(status, self._loads[name], self._resident_on(status))
+        for status in read:
+            before = self._candidates.get(status.id)
+            candidate = Candidate(status, self._loads[status.id], self._resident_on(status))
+            self._candidates[status.id] = candidate
             if before is not None and _group(before.status) != _group(status):
                 self._remove(before)
             self._pools.setdefault(status.base_model, CandidatePool()).put(candidate)
@@ -237,12 +236,11 @@ class Replicas:
         replies = replies[sent.commands :]
         return sorted(_text(name) for name in names), replies[: len(ids)], replies[len(ids) :]
 
-    async def _refresh_residency(self, read: Iterable[str]) -> None:
-        statuses = (self._statuses.get(name) for name in read)
+    async def _refresh_residency(self, read: Iterable[ReplicaStatus]) -> None:
         changed = [
             status
-            for status in statuses
-            if status and status.residency_version and _seen(status) != self._resident.get(status.id, (None,))[0]
+            for status in read
+            if status.residency_version and _seen(status) != self._resident.get(status.id, (None,))[0]
         ]
         if not changed:
             return
