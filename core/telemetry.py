@@ -5,6 +5,7 @@ That port fails open: when it is taken, that is logged and the process continues
 """
 
 import contextlib
+import json
 import logging
 import socket
 import sys
@@ -14,6 +15,7 @@ from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+import msgspec
 import structlog
 from prometheus_client import make_wsgi_app
 from structlog.typing import EventDict, WrappedLogger
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 _CLIENT_TIMEOUT_S: Final = 10
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=repr)
 
 _not_ready: Callable[[], str] = lambda: "it is starting"  # noqa: E731 - until the process says it
 
@@ -36,7 +39,6 @@ def set_up(process: str, settings: TelemetrySettings) -> None:
         event["process"] = process
         return event
 
-    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -44,11 +46,11 @@ def set_up(process: str, settings: TelemetrySettings) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
+            structlog.processors.JSONRenderer(serializer=to_json),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stdout),
-        cache_logger_on_first_use=False,
+        wrapper_class=structlog.make_filtering_bound_logger(_level(settings.log_level)),
+        logger_factory=structlog.BytesLoggerFactory(file=sys.stdout.buffer),
+        cache_logger_on_first_use=True,
     )
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stdout, format='{"level":"%(levelname)s","event":"%(message)s"}'
@@ -60,6 +62,29 @@ def set_up(process: str, settings: TelemetrySettings) -> None:
             structlog.get_logger().warning("metrics port unavailable", port=settings.metrics_port, error=str(error))
         else:
             threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+
+
+def is_logged(level: str, settings: TelemetrySettings) -> bool:
+    """Whether a process with these settings writes lines of this level."""
+    return _level(level) >= _level(settings.log_level)
+
+
+def _level(name: str) -> int:
+    return logging.getLevelNamesMapping()[name.upper()]
+
+
+def to_json(event: object, **_options: object) -> bytes:
+    """An event as one line of JSON. What JSON has no form for is written as Python shows it."""
+    try:
+        return _ENCODER.encode(event)
+    except (ValueError, OverflowError, TypeError):  # half a surrogate pair, an integer above 64 bits, a key of no text
+        return json.dumps(event, default=repr, skipkeys=True).encode()
+
+
+def write_line(line: bytes) -> None:
+    """Write a line that is an event as ``to_json`` makes it, for those that come too often for structlog."""
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def report_readiness(not_ready: Callable[[], str]) -> None:

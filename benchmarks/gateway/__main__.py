@@ -63,18 +63,22 @@ class Bench:
         self._generate(contender, "whole", seconds=min(1.0, self._plan.seconds))
         return self._generate(contender, "stream", seconds=min(2.0, self._plan.seconds)).per_s
 
-    def round(self, number: int, contender: Contender, *, slow: bool, half: bool = True) -> None:
-        """Apply every kind of load to one contender, half load only if wanted."""
+    def round(self, number: int, contender: Contender, *, slow: bool) -> None:
+        """Apply every kind of load to one contender."""
         longer = 3.0 if slow else 1.0
         self._pace(0, 0)
         self._measure(number, contender, "whole", at_once=_AT_ONCE, longer=longer)
         self._measure(number, contender, "burst", at_once=_AT_ONCE, longer=longer)
-        self._pace(*_PACE)
-        paced = self._measure(number, contender, "paced", at_once=contender.concurrency, longer=longer)
-        if half and contender is not self._upstream and paced.per_s:
+        paced = self.paced(number, contender, longer=longer)
+        if contender is not self._upstream and paced.per_s:
             rate = self._plan.rate or paced.per_s / 2
             self._measure(number, contender, "half", rate=rate, longer=longer)
             self._measure(number, self._upstream, "half_direct", rate=rate, longer=longer, named=contender.name)
+
+    def paced(self, number: int, contender: Contender, *, longer: float = 1.0) -> LoadReport:
+        """Apply as many streams at once as a contender serves best, with events as far apart as an engine's."""
+        self._pace(*_PACE)
+        return self._measure(number, contender, "paced", at_once=contender.concurrency, longer=longer)
 
     def _measure(
         self,

@@ -5,9 +5,12 @@ import json
 import socket
 import subprocess
 import sys
+from decimal import Decimal
 
 import pytest
 
+from core import telemetry
+from core.settings import TelemetrySettings
 from tenora.stack.program import free_port
 
 PROGRAM = """
@@ -33,6 +36,26 @@ def test_each_line_names_the_process_and_the_request_within_which_it_is_written(
     assert [(line["event"], line["process"], line.get("request_id")) for line in lines] == [
         ("from a thread", "worker", None), ("within", "worker", "req_1"), ("after", "worker", None),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("half a pair \ud800", "half a pair \ud800"),
+        (2**70, 2**70),
+        (ValueError("no"), "ValueError('no')"),
+        (Decimal("1.20"), "1.20"),
+    ],
+)
+def test_an_event_is_one_line_whatever_it_holds(value, written):
+    line = telemetry.to_json({"event": "odd\n", "value": value})
+    assert b"\n" not in line
+    assert json.loads(line) == {"event": "odd\n", "value": written}
+
+
+@pytest.mark.parametrize(("level", "logged"), [("debug", True), ("info", True), ("warning", False)])
+def test_a_line_of_a_level_is_written_from_the_level_of_the_settings_on(level, logged):
+    assert telemetry.is_logged("info", TelemetrySettings(log_level=level)) is logged
 
 
 PROBED = """
