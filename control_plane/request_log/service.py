@@ -117,25 +117,30 @@ class RequestLogReader:
             if not found:
                 return []
             try:
-                return self._rows(self._source(found), conditions, order, limit)
+                return self._rows(found, conditions, order, limit)
             except Unavailable:
                 if attempt == 2 or set(self._files(start, end)) == set(found):
                     raise
         raise AssertionError("the second attempt returns or raises")
 
-    def _rows(self, source: str, conditions: Sequence[str], order: str, limit: int) -> list[LoggedRequest]:
+    def _rows(
+        self, found: Sequence[RequestLogFile], conditions: Sequence[str], order: str, limit: int
+    ) -> list[LoggedRequest]:
         """Of the rows of one request, the first in this order, in which they are neighbors: Redis may have made two."""
         tenant = conditions[0]
-        ids = self._engine.run(
-            f"SELECT request_id FROM (SELECT request_id, whole_ms, estimated FROM {source} "  # noqa: S608
+        lines = self._engine.run(
+            "SELECT request_id, _path FROM "  # noqa: S608
+            f"(SELECT request_id, _path, whole_ms, estimated FROM {self._source(found)} "
             f"WHERE {' AND '.join(conditions)} ORDER BY {order} LIMIT {_COPIES_MAX * limit}) "
             f"ORDER BY {order} LIMIT 1 BY request_id LIMIT {limit} {self._settings} FORMAT TSVRaw"
         ).decode()
-        if not ids:
+        if not lines:
             return []
-        among = ", ".join(map(quoted, ids.split()))
+        ids, paths = zip(*(line.split("\t") for line in lines.splitlines()), strict=True)
+        holding = [file for file in found if any(path.endswith(file.key) for path in set(paths))]
         rows = self._engine.run(
-            f"SELECT {_NAMES} FROM {source} WHERE {tenant} AND request_id IN ({among}) "  # noqa: S608
+            f"SELECT {_NAMES} FROM {self._source(holding)} WHERE {tenant} "  # noqa: S608
+            f"AND request_id IN ({', '.join(map(quoted, ids))}) "
             f"ORDER BY {order} LIMIT 1 BY request_id {self._settings} FORMAT JSONEachRow"
         )
         return [_DECODER.decode(line) for line in rows.splitlines()]

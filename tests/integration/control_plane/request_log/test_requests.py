@@ -152,7 +152,7 @@ def test_a_server_by_url_gets_the_same_statement(redis, store, reader, monkeypat
     monkeypatch.setattr(server._client, "post", lambda _url, content: Answer(content))
     monkeypatch.setattr(reader, "_engine", server)
     assert reader.one("tn_a", wanted).request_id == wanted
-    assert [each.split(maxsplit=2)[:2] for each in sent] == [["SELECT", "request_id"], ["SELECT", "request_id,"]]
+    assert [each.rsplit(maxsplit=1)[1] for each in sent] == ["TSVRaw", "JSONEachRow"]
 
 
 def test_the_api_shows_a_tenant_its_own_requests_and_an_admin_those_of_a_tenant(api, redis, store):
