@@ -35,7 +35,7 @@ _Code = Annotated[
 ]
 _WholeMsMin = Annotated[
     int | None,
-    QueryParameter(ge=0, le=1_000_000_000_000, description="Only requests that took at least so many milliseconds."),
+    QueryParameter(ge=1, le=1_000_000_000_000, description="Only requests that took at least so many milliseconds."),
 ]
 _Sort = Annotated[RequestSort, QueryParameter(description="Newest first, or slowest first.")]
 

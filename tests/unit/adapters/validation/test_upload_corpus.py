@@ -178,7 +178,8 @@ def test_every_config_that_vllm_refuses_is_refused_here(tmp_path, changes, absen
     accepted = check_config(
         json.dumps(config).encode(), BASE, {}, rank_max=LIMITS.rank_max, plan_name="starter", report=report
     )
-    if accepted is not None:
+    # Beside a pattern, r may be the rank of no module. The revision that vLLM loads has the ranks of the tensors.
+    if accepted is not None and accepted.rank <= LIMITS.rank_max:
         helper = accept_in_vllm(tmp_path)
         module = "model.layers.0.self_attn.v_proj"  # in no pattern
         assert helper.vllm_lora_scaling_factor == accepted.scaling_of(module, accepted.rank)
