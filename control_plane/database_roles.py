@@ -41,6 +41,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "pools": _MASTER,
     "pool_revisions": {WEB: _ADD, WORKER: _READ},
     "pool_decisions": {WEB: _READ, WORKER: "SELECT, INSERT, DELETE"},
+    "pool_needs": {WORKER: _CHANGE},
     "adapters": _SHARED,
     "aliases": _SHARED,
     "revisions": _SHARED,

@@ -1,5 +1,6 @@
 """Simulates a pool under five shapes of traffic, and compares the fleet process's code with simpler rules and a plan
-that knows the future.
+that knows the future. A second run of that code knows three days before with the same traffic, as a pool's forecast
+does.
 
 Run: ``python -m benchmarks.autoscale``. Times, steps and pages are modeled; the start times are inputs, the default one
 is measured. The queue-depth rule gets the settings that miss least of those that cost at most as much as the product.
@@ -9,7 +10,6 @@ Exits with status 1 when a goal is missed.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ import click
 from benchmarks.autoscale.pool import Rule, RunResult, SimPool, clairvoyant_cost_s
 from benchmarks.autoscale.rules import MemoryRule, ProductRule, QueueDepthRule
 from benchmarks.autoscale.traffic import SHAPES, requests
+from control_plane.pools.forecast import DAY
 from control_plane.pools.settings import FleetSettings
 
 GOALS: Final = {
@@ -26,6 +27,7 @@ GOALS: Final = {
 }
 MEASURED_START_S: Final = 75.0
 """From the first line of a real vLLM replica's log to ready: a model of 135M parameters on two busy cores."""
+_DAYS: Final = 3
 _QUEUE_RULES: Final = [(per_replica, calm_s) for per_replica in (8, 16, 32, 64) for calm_s in (20.0, 60.0, 120.0)]
 
 
@@ -59,14 +61,28 @@ class Total:
         return sum(each.cost_s for each in self.by_shape.values())
 
 
-def total_of(name: str, rule: Callable[[], Rule], seeds: tuple[int, ...], starts_s: tuple[float, ...]) -> Total:
-    """Run a rule over every shape and seed."""
+def total_of(name: str, rule: Callable[[str], Rule], seeds: tuple[int, ...], starts_s: tuple[float, ...]) -> Total:
+    """Run the rule of every shape over each seed."""
     total = Total(name)
     for shape, rate in SHAPES.items():
         for seed in seeds:
-            total.add(shape, SimPool(rule(), starts_s, seed).run(requests(rate, seed)))
+            total.add(shape, SimPool(rule(shape), starts_s, seed).run(requests(rate, seed)))
     click.echo(f"  {name}: {total.missed:.2%} missed, {total.cost_s / 3600:.1f} replica-hours", err=True)
     return total
+
+
+def _queue_rule(per_replica: int, calm_s: float) -> Callable[[str], Rule]:
+    return lambda _: QueueDepthRule(per_replica, calm_s)
+
+
+def needs_of_days(shape: str, starts_s: tuple[float, ...]) -> dict[int, float]:
+    """What the product needed in the same hour of the days before, with the same shape and other requests."""
+    needs: dict[int, float] = {}
+    for day in range(1, _DAYS + 1):
+        rule = ProductRule(FleetSettings(), max(starts_s), {})
+        SimPool(rule, starts_s, -day).run(requests(SHAPES[shape], -day))
+        needs |= {slot - day * DAY: need for slot, need in rule.needs.items()}
+    return needs
 
 
 def clairvoyant(seeds: tuple[int, ...], starts_s: tuple[float, ...]) -> Total:
@@ -126,10 +142,15 @@ def draw(totals: list[Total], folder: Path) -> None:
 def main(seeds: int, starts_s: tuple[float, ...], plots: Path | None, *, as_json: bool) -> None:
     """Compare the fleet process's decisions with simpler rules and a clairvoyant plan (a minute a seed)."""
     chosen = tuple(range(1, seeds + 1))
-    product = total_of("tenora", lambda: ProductRule(FleetSettings()), chosen, starts_s)
-    memory = total_of("memory 70/20", MemoryRule, chosen, starts_s)
+    longest_s = max(starts_s)
+    product = total_of("tenora", lambda _: ProductRule(FleetSettings(), longest_s, {}), chosen, starts_s)
+    known = {shape: needs_of_days(shape, starts_s) for shape in SHAPES}
+    forecast = total_of(
+        "tenora, days alike", lambda shape: ProductRule(FleetSettings(), longest_s, known[shape]), chosen, starts_s
+    )
+    memory = total_of("memory 70/20", lambda _: MemoryRule(), chosen, starts_s)
     queues = [
-        total_of(f"queue {each}/{calm_s:g} s", partial(QueueDepthRule, each, calm_s), chosen, starts_s)
+        total_of(f"queue {each}/{calm_s:g} s", _queue_rule(each, calm_s), chosen, starts_s)
         for each, calm_s in _QUEUE_RULES
     ]
     affordable = [each for each in queues if each.cost_s <= product.cost_s] or [
@@ -138,7 +159,7 @@ def main(seeds: int, starts_s: tuple[float, ...], plots: Path | None, *, as_json
     queue = min(affordable, key=lambda each: each.missed)
     plan = clairvoyant(chosen, starts_s)
     seen = dict(zip(GOALS, (product.missed / queue.missed, product.cost_s / plan.cost_s), strict=True))
-    totals = [product, queue, memory, plan]
+    totals = [product, forecast, queue, memory, plan]
     if plots:
         draw(totals, plots)
     if as_json:

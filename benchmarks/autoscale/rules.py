@@ -1,24 +1,38 @@
 """The rules that are compared: the product's, a queue-depth rule, and a rule of memory utilization."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.autoscale.pool import LEAST, MOST, TTFT_TARGET_MS
 from control_plane.pools.autoscaler import PoolBounds, PoolScaler
+from control_plane.pools.forecast import SlotNeed, expected_need, slot_of
 from control_plane.pools.planner import PoolSignals
 from control_plane.pools.settings import FleetSettings
 
 
 class ProductRule:
-    """The code of the fleet process, with its default settings unless others are given."""
+    """The code of the fleet process. ``needs`` are those of earlier days, by slot, to which it adds its own; without
+    any it forecasts nothing. ``start_s`` is what it knows of the time that a replica takes to start.
+    """
 
-    def __init__(self, settings: FleetSettings) -> None:
+    def __init__(self, settings: FleetSettings, start_s: float, needs: Mapping[int, float]) -> None:
         self._scaler = PoolScaler(settings, 0.0)
         self._bounds = PoolBounds(least=LEAST, most=MOST, ttft_ms=TTFT_TARGET_MS)
+        self._start_s = start_s
+        self.needs = dict(needs)
+        self._running = SlotNeed(0)
 
     def target(self, now_s: float, current: int, signals: PoolSignals) -> int:
         """As the fleet process decides."""
-        return self._scaler.decide(current, self._bounds, signals, now_s).target
+        slot = slot_of(now_s)
+        expected = expected_need(self.needs, slot, slot_of(now_s + self._start_s))
+        decision = self._scaler.decide(current, self._bounds, signals, now_s, expected)
+        if self._running.slot != slot:
+            self._running = SlotNeed(slot)
+        self._running.add(decision.need or 0)
+        self.needs[slot] = self._running.mean
+        return decision.target
 
 
 @dataclass(slots=True)

@@ -37,6 +37,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     asks: dict[str, int] = {}
     signals: PoolSignals | None = None
 
+    @property
+    def need(self) -> int | None:
+        """The replicas that the present load asks for; None without signals."""
+        return max((ask for name, ask in self.asks.items() if name != "forecast"), default=None)
+
     def inputs(self, bounds: PoolBounds, settings: FleetSettings) -> dict[str, Any]:
         """All that it was computed from, for a reader years later."""
         return {
@@ -58,8 +63,12 @@ class PoolScaler:
         self._ready = 0
         self._capacities: dict[str, tuple[float, float]] = {}  # by kind of token: tokens per second, and since when
 
-    def decide(self, current: int, bounds: PoolBounds, signals: PoolSignals | None, now_s: float) -> Decision:
-        """The next target. Without signals the pool keeps its count, within its bounds."""
+    def decide(
+        self, current: int, bounds: PoolBounds, signals: PoolSignals | None, now_s: float, expected: int | None = None
+    ) -> Decision:
+        """The next target. Without signals the pool keeps its count, within its bounds. ``expected`` is the forecast of
+        what it will need when a replica that starts now is ready.
+        """
         if bounds.least == bounds.most or signals is None:
             self._began_s = self._active_s = now_s
             self._stays.clear()
@@ -76,6 +85,8 @@ class PoolScaler:
         if not signals.is_idle:
             self._active_s = now_s
         asks = asks_to_grow(signals, goals)
+        if expected is not None:
+            asks["forecast"] = expected
         least = bounds.least
         if current and now_s - self._active_s < self._settings.fleet_idle_s:
             least = max(least, 1)  # it has not been idle for long

@@ -3,7 +3,16 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKeyConstraint, Index, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Double,
+    ForeignKeyConstraint,
+    Index,
+    Text,
+    UniqueConstraint,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlmodel import Field, SQLModel
 
@@ -64,3 +73,13 @@ class PoolDecision(SQLModel, table=True):
     reason: str = Field(sa_type=Text)
     inputs: dict[str, Any] = Field(sa_type=JSONB)
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+
+
+class PoolNeed(SQLModel, table=True):
+    """The mean of the replicas that the load of a pool asked for in one slot of ``forecast``."""
+
+    __tablename__ = "pool_needs"
+
+    pool: str = Field(primary_key=True, foreign_key="pools.name", sa_type=Text)
+    slot: int = Field(primary_key=True, sa_type=BigInteger)
+    replicas: float = Field(sa_type=Double)

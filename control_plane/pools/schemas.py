@@ -121,8 +121,8 @@ class PoolDecisionView(msgspec.Struct, frozen=True, kw_only=True):
     reason: Annotated[
         str,
         about(
-            "Signal that asked for most replicas (requests, pages, prefill, decode, slots, latency, redundancy), "
-            "`less load`, `bounds` for a change of replicas_min or replicas_max, or `first`."
+            "Signal that asked for most replicas (requests, pages, prefill, decode, slots, latency, redundancy, "
+            "forecast), `less load`, `bounds` for a change of replicas_min or replicas_max, or `first`."
         ),
     ]
     inputs: Annotated[

@@ -41,6 +41,12 @@ class FleetSettings(Fragment):
         "many at once.",
     )
 
+    fleet_forecast: bool = Field(
+        default=True,
+        description="Whether a pool also has the replicas that it needed at the same time of earlier weeks, or else of "
+        "earlier days, early enough that they are ready then.",
+    )
+
     @model_validator(mode="after")
     def _check_percentages(self) -> Self:
         if self.fleet_shrink_load_percent > self.fleet_load_percent:

@@ -24,6 +24,7 @@ from control_plane.pools import decisions
 from control_plane.pools.autoscaler import PoolBounds, PoolScaler, StartTimes
 from control_plane.pools.demand import pool_signals
 from control_plane.pools.models import PoolDecision, PoolRevisionRow, PoolRow
+from control_plane.pools.needs import PoolNeeds
 from control_plane.pools.rollout import next_counts
 from control_plane.pools.service import environment_of
 from control_plane.pools.settings import FleetSettings
@@ -49,6 +50,7 @@ class FleetDecisions:
         self._missing_since_s: dict[str, float] = {}  # pools without an entry in Redis
         self._scalers: dict[str, PoolScaler] = {}
         self._starts = StartTimes()
+        self._needs = PoolNeeds()
         self._without_signals: set[str] = set()
 
     def run_once(self) -> bool:
@@ -64,6 +66,7 @@ class FleetDecisions:
                 metrics.WANTED_REPLICAS.clear()
                 metrics.FLEET_REPLICAS.clear()
                 self._scalers.clear()
+                self._needs = PoolNeeds()
         return False
 
     def _decide(self, now_s: float) -> None:
@@ -107,6 +110,9 @@ class FleetDecisions:
         counts = {pool.name: _count(latest.get(pool.name), entries[pool.name], pool, statuses) for pool in pools}
         growing = [pool for pool in pools if pool.replicas_min < pool.replicas_max]
         signals = pool_signals(self._redis, growing, counts, statuses)
+        starts_s = {pool.name: _start_s(entries[pool.name]) for pool in growing}
+        unix_s = clock.now_ms() / 1000
+        expected = self._needs.expected(session, starts_s, unix_s) if self._settings.fleet_forecast else {}
         for pool in pools:
             name, before = pool.name, counts[pool.name]
             if name in signals and signals[name] is None:
@@ -114,7 +120,9 @@ class FleetDecisions:
                 if name not in self._without_signals:
                     _log.warning("signals of a pool missing, its count stays", pool=name, replicas=before)
             scaler = self._scalers.setdefault(name, PoolScaler(self._settings, now_s))
-            decision = scaler.decide(before, _bounds(pool), signals.get(name), now_s)
+            decision = scaler.decide(before, _bounds(pool), signals.get(name), now_s, expected.get(name))
+            if decision.need is not None:
+                self._needs.note(session, name, decision.need, unix_s)
             if name not in latest or decision.target != before:
                 reason = decision.reason if decision.target != before else "first"
                 inputs = decision.inputs(_bounds(pool), self._settings)
@@ -148,6 +156,10 @@ def _export(pools: Set[str], statuses: Sequence[ReplicaStatus]) -> None:
 
 def _entry(encoded: bytes | None) -> WantedPool | None:
     return None if encoded is None else read_wanted(encoded)
+
+
+def _start_s(entry: WantedPool | None) -> int:
+    return 0 if entry is None else entry.start_s
 
 
 def _count(
@@ -202,6 +214,6 @@ def _next(
         base_model=pool.base_model,
         rank_max=pool.rank_max,
         replicas_max=pool.replicas_max,
-        start_s=math.ceil(start_s) if start_s is not None else 0 if before is None else before.start_s,
+        start_s=math.ceil(start_s) if start_s is not None else _start_s(before),
         grew_ms=grew_ms,
     )

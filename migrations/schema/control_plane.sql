@@ -75,6 +75,13 @@ CREATE TABLE pool_decisions (
 );
 CREATE INDEX ix_pool_decisions_pool_id ON pool_decisions (pool, id);
 
+CREATE TABLE pool_needs (
+    pool text NOT NULL CONSTRAINT fk_pool_needs_pool_pools REFERENCES pools (name),
+    slot bigint NOT NULL,
+    replicas double precision NOT NULL,
+    CONSTRAINT pk_pool_needs PRIMARY KEY (pool, slot)
+);
+
 CREATE TABLE idempotent_responses (
     caller text NOT NULL,
     key text NOT NULL,

@@ -12,7 +12,7 @@ from control_plane.pools import decisions as history
 from control_plane.pools import wanted
 from control_plane.pools.settings import FleetSettings
 from control_plane.pools.wanted import FleetDecisions
-from core import db, redis_keys
+from core import clock, db, redis_keys
 from core.contracts.demand import GatewayDemand, ServedDemand, WaitingDemand
 from core.contracts.fleet import WantedPool
 from tests.fixtures.control_plane.registry_rows import beat
@@ -195,3 +195,33 @@ def test_latency_targets_are_set_and_removed(api, base, pool):
     changed = api.admin.patch(f"{ROOT}/chat", json={"ttft_target_ms": None}).json()
     assert (changed["ttft_target_ms"], changed["itl_target_ms"]) == (None, 50)
     assert api.admin.patch(f"{ROOT}/chat", json={"itl_target_ms": 0}).status_code == 400
+
+
+def test_a_pool_grows_before_the_time_at_which_it_needed_more_on_earlier_days(
+    api, engine, redis, base, pool, monkeypatch
+):
+    """The fleet process sees three days at nine, and then the fourth a minute before nine."""
+    nine_s = (clock.now_ms() // 86_400_000 + 1) * 86_400 + 9 * 3600
+    beat(redis, base.id, replica_id="rep_1", pool="chat")
+    settings = FleetSettings(fleet_shrink_after_s=0, fleet_idle_s=0)
+    fleet = FleetDecisions(engine, redis, settings, settle_s=0)
+
+    def at(unix_s: int, pages: int) -> int:
+        monkeypatch.setattr(clock, "now_ms", lambda: unix_s * 1000)
+        redis.hset(redis_keys.replica_held_pages("rep_1"), "total", pages)
+        report(redis)
+        fleet.run_once()
+        return count(redis)
+
+    for day in range(3):
+        assert [at(nine_s + day * 86_400 + second, pages) for second, pages in ((0, 300), (300, 10))] == [4, 1]
+    before_s = nine_s + 3 * 86_400 - 60
+    assert at(before_s, 10) == 1, "how long a replica takes to start is not known"
+    stored = msgspec.structs.replace(entry(redis), start_s=90)
+    redis.hset(redis_keys.FLEET_WANTED, "chat", msgspec.json.encode(stored))
+    assert at(before_s, 10) == 4
+    newest = rows(api)[0]
+    assert newest["reason"] == "forecast"
+    assert {name: newest["inputs"]["asks"][name] for name in ("forecast", "pages")} == {"forecast": 4, "pages": 1}
+    fleet = FleetDecisions(engine, redis, settings.model_copy(update={"fleet_forecast": False}), settle_s=0)
+    assert at(before_s, 10) == 1

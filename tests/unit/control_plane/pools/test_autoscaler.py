@@ -70,6 +70,15 @@ def test_an_idle_pool_keeps_one_replica_for_its_idle_time_and_wakes_at_the_first
     assert pool.reasons == ["less load", "pages", "less load"]
 
 
+def test_a_forecast_is_one_more_ask_that_neither_lowers_a_target_nor_counts_as_a_need():
+    scaler = PoolScaler(SETTINGS, 0.0)
+    ahead = scaler.decide(1, ANY, load(50), 2.0, 4)
+    assert (ahead.target, ahead.reason, ahead.need) == (4, "forecast", 1)
+    assert scaler.decide(4, ANY, load(500), 4.0, 2).target == 6
+    assert scaler.decide(1, PoolBounds(least=0, most=3), load(50), 6.0, 9).target == 3
+    assert scaler.decide(2, ANY, None, 8.0, 5).target == 2, "without signals the count stays"
+
+
 def test_a_pool_of_a_fixed_count_needs_no_signal():
     pool = Pool(7, PoolBounds(least=2, most=2))
     assert pool.see(None) == 2
