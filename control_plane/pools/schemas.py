@@ -38,7 +38,7 @@ class NewPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A pool. Its base model and its rank class never change."""
 
     name: PoolName
-    base_model: Annotated[str, fields.BASE_MODEL]
+    base_model: Annotated[str, msgspec.Meta(max_length=200, pattern=fields.ONE_LINE), fields.BASE_MODEL]
     rank_max: Annotated[int, fields.LARGEST_RANK] = 16
     hardware: _Hardware = ""
     replicas_min: _Min = 1

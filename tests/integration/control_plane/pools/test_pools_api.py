@@ -74,6 +74,7 @@ def test_a_pool_shows_what_its_replicas_run_and_goes_back_by_naming_an_older_rev
         ({"name": "Chat"}, "name"),
         ({"name": "chat\n"}, "name"),
         ({"base_model": "none"}, "base_model"),
+        ({"base_model": "a\0b"}, "base_model"),
         ({"rank_max": 12}, "rank_max"),
         ({"replicas_min": 4, "replicas_max": 3}, "replicas_min"),
         ({"replicas_max": 10_001}, "replicas_max"),
