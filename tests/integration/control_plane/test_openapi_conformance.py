@@ -26,6 +26,8 @@ NOT_IN_A_SCHEMA = {
     "instant_out_of_range",  # a schema bounds no date
     "plan_not_found",
     "base_model_not_found",
+    "pool_not_found",
+    "pool_mismatch",
     "idempotency_key_reused",
     "invalid_price_card",
     "invalid_webhook_address",
@@ -84,6 +86,8 @@ NOT_IN_A_SCHEMA = {
     ("GET", "/api/v1/admin/tenants/{tenant_id}/requests", "start"),
     ("GET", "/api/v1/usage", "start"),
     ("GET", "/api/v1/usage", "end"),
+    ("GET", "/api/v1/admin/tenants/{tenant_id}/usage", "start"),
+    ("GET", "/api/v1/admin/tenants/{tenant_id}/usage", "end"),
     ("GET", "/v1/usage", "date"),
     "team_not_found",
     "line_has_no_requests",
