@@ -30,10 +30,13 @@ _CIRCUIT_OPEN_MAX_S: Final = 30
 
 
 class _Flight:
-    """One fetch that several callers wait for. It leases the digest itself until it is done."""
+    """One fetch that several callers wait for, the first of ``owners`` longest. It leases the digest itself until it is
+    done.
+    """
 
-    def __init__(self, digest: str, owner: str) -> None:
-        self.digest, self.owner = digest, owner
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+        self.owners: dict[str, None] = {}
         self.download = Download(digest)
         self.waiters: Counter[str] = Counter()
         self.holder = f"loading {id(self):x}"
@@ -79,9 +82,10 @@ class AdapterCache:
         """
         owner = holder if tenant is None else tenant
         if (flight := self._flights.get(digest)) is None:
-            flight = self._start(digest, owner)
+            flight = self._start(digest)
         else:
             self._queue.share(owner, flight.download)
+        flight.owners[owner] = None
         flight.waiters[holder] += 1
         try:
             await asyncio.wait({flight.task}, timeout=deadline_s)
@@ -138,8 +142,8 @@ class AdapterCache:
         self._downloaders.shutdown(cancel_futures=True)
         self._disk.leases.close()
 
-    def _start(self, digest: str, owner: str) -> _Flight:
-        flight = _Flight(digest, owner)
+    def _start(self, digest: str) -> _Flight:
+        flight = _Flight(digest)
         flight.task = asyncio.create_task(self._fetch(flight))
         self._flights[digest] = flight
         flight.task.add_done_callback(lambda _: self._landed(flight))
@@ -161,7 +165,7 @@ class AdapterCache:
                 metrics.CACHE_FETCHES.labels("disk").inc()
                 return path
             self._circuit.check()
-            async with self._queue.slot(flight.owner, flight.download):
+            async with self._queue.slot(min(flight.owners, key=self._queue.downloads_of), flight.download):
                 self._circuit.admit()
                 await self._download_in_thread(flight)
         except DownloadQueueFull as full:
@@ -183,7 +187,7 @@ class AdapterCache:
             raise
         except StoreUnavailable as error:
             if error.kind in ("unreachable", "failing"):
-                self._circuit.failed(flight.owner, unreachable=error.kind == "unreachable")
+                self._circuit.failed(next(iter(flight.owners)), unreachable=error.kind == "unreachable")
             raise
         else:
             self._circuit.succeeded()

@@ -93,16 +93,20 @@ class DownloadQueue:
         )
 
     def share(self, owner: str, download: Download) -> None:
-        """``owner`` wants this download too. If it still waits behind others of its first owner, it moves to the queue
-        with fewer downloads before it.
+        """``owner`` wants this download too. If it still waits behind others of its first owner, running or waiting, it
+        moves to the owner with fewer downloads before it.
         """
         waiter, place = self._find(download)
-        if waiter is not None and len(queue := self._waiting.get(owner, deque())) < place:
+        if waiter is not None and self.downloads_of(owner) < place + self._of_owner[waiter.owner]:
             self._waiting[waiter.owner].remove(waiter)
             self._drop_if_empty(waiter.owner)
             waiter.owner = owner
-            self._waiting.setdefault(owner, queue).append(waiter)
+            self._waiting.setdefault(owner, deque()).append(waiter)
             self._dispatch()
+
+    def downloads_of(self, owner: str) -> int:
+        """How many of the owner's downloads run or wait."""
+        return self._of_owner[owner] + len(self._waiting.get(owner, ()))
 
     def withdraw(self, download: Download) -> None:
         """End the wait of a download that was stopped."""

@@ -54,6 +54,7 @@ PRICES = {
 
 
 LOG_CHARACTERS = 4_000
+TIMEOUT_S = 1_800
 SLOTS, MEMORY, ADAPTERS = 8, 10, 16
 """Of the replica alone: fewer slots than adapters fit its memory, and less memory than there are adapters."""
 
@@ -61,7 +62,7 @@ SLOTS, MEMORY, ADAPTERS = 8, 10, 16
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The replica's tests after all that need none, then those with an engine of their own, then the platform's: none
     runs under the others' tests. Where several workers share the tests, these are the longest of any worker and come
-    first.
+    first. Each has time for the start of an engine on a slow and busy machine.
     """
     here, shared = Path(__file__).parent, hasattr(config, "workerinput")
 
@@ -69,6 +70,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = getattr(item, "fixturenames", ())
         return ("replica_alone" in fixtures and "replica" not in fixtures) + ("platform" in fixtures)
 
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
     items.sort(key=lambda item: (item.path.is_relative_to(here) != shared, turn(item)))
 
 
@@ -90,7 +94,7 @@ class Platform:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [*TENORA, *arguments], env=self.environment, capture_output=True, text=True, timeout=400, check=False
+            [*TENORA, *arguments], env=self.environment, capture_output=True, text=True, timeout=900, check=False
         )
 
     @property
@@ -229,7 +233,9 @@ def running_platform(checkpoint: Path, home: Path, **environment: str) -> Iterat
             **os.environ,
             "TENORA_HOME": str(home),
             "NUMBA_CACHE_DIR": str(compiled(checkpoint)),
-            "TENORA_QUEUE_WAIT_S": "300",  # on a busy machine, 20 requests at once wait longer than the default
+            # On a busy machine, 20 requests at once wait longer than the default, and a stream outlasts a drain.
+            "TENORA_QUEUE_WAIT_S": "300",
+            "TENORA_REVOCATION_DRAIN_TIMEOUT_S": "300",
             "TENORA_GATEWAY_PORT": str(free_port()),
             "TENORA_CONTROL_PORT": str(free_port()),
             **environment,

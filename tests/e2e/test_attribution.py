@@ -10,7 +10,7 @@ from tenora.settings import StackSettings
 from tests.fixtures.late_import import LateModule
 
 attribution = LateModule("benchmarks.attribution")
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.quiet, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.quiet]
 
 
 @pytest.mark.scenario(180)

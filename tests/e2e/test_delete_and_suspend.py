@@ -26,7 +26,7 @@ from tests.conftest import wait_until
 from tests.fixtures.engine.isolation_judge import ROUNDING_DISTANCE, distance
 from tests.fixtures.uploads.peft_adapters import write_adapter
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e]
 
 NAME = "leaving"
 STREAM_TOKENS = 160

@@ -17,7 +17,7 @@ from tests.conftest import wait_until
 from tests.e2e.conftest import MEMORY
 from tests.fixtures.engine.real_engine import BASE, RealEngine, events_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 NOTHING_LEFT = {"in_slots": [], "in_memory": [], "on_disk": [], "holders": []}
 
 

@@ -11,7 +11,7 @@ from data_plane.engine.kv_table import KvTableReader
 from tests.conftest import wait_until
 from tests.fixtures.engine.real_engine import BASE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 NEVER_ENDS = {"0": -100, "2": -100}
 
 

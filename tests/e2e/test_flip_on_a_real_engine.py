@@ -14,7 +14,7 @@ from tenora.demo.control import ControlPlane
 from tenora.stack.base_model import HUB_NAME
 from tests.fixtures.uploads.peft_adapters import ALL_KINDS, write_adapter
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 NAME = "flipping"
 MOVES = 8

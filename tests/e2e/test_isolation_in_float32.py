@@ -14,7 +14,7 @@ from tests.fixtures.engine.isolation_judge import SHIFT_MAX_FLOAT32_NATS
 from tests.fixtures.engine.mixed_batches import ROUNDS, ask_references, mixed_rounds
 from tests.fixtures.engine.real_engine import BASE, real_engine
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 
 @pytest.fixture(scope="module")

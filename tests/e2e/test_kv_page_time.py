@@ -14,7 +14,7 @@ from core.kv_pages import pages_for
 from tests.conftest import wait_until
 from tests.fixtures.engine.real_engine import BASE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 NEVER_ENDS = {"0": -100, "2": -100}
 PROMPT_TOKENS, OUTPUT_TOKENS = 100, 300

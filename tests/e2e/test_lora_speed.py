@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.lora.tax import Shape, measure, ratios
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 EIGHT_AT_ONCE = Shape(
     rounds=3, prompt_tokens=32, output_tokens=16, rank=8, seed=20, counts=(1,), concurrencies=(8,)

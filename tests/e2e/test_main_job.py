@@ -20,7 +20,7 @@ from tests.fixtures.uploads.peft_adapters import write_adapter
 
 # One loop for all: an SDK client's connections belong to the loop they were opened in.
 pytestmark = [
-    pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"),
 ]  # fmt: skip
 
 PROMPT = "What is a mountain?"

@@ -23,7 +23,7 @@ from tests.fixtures.engine.mixed_batches import (
 )
 from tests.fixtures.engine.real_engine import BASE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tests.e2e.conftest import Platform, running_platform
 from tests.fixtures.late_import import LateModule
 
 peft, torch, transformers = LateModule("peft"), LateModule("torch"), LateModule("transformers")
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 PROMPT = "The old lighthouse keeper looked at the sea and"
 TOKENS = 32

@@ -22,7 +22,7 @@ from tests.fixtures import processes
 from tests.fixtures.engine.real_engine import BASE
 from tests.fixtures.engine.real_replica import RealReplica, real_replica
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 BLOCKS = 32  # of 32 tokens; vLLM keeps one for itself, so of requests that take four there is room for seven, not eight
 OUTPUT_TOKENS = 110

@@ -11,7 +11,7 @@ from adapters.base_model_spec import describe
 from tenora.stack.base_model import HUB_NAME, MODEL_ID
 from tests.fixtures.uploads.peft_adapters import write_adapter
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e]
 REPOSITORY = Path(__file__).parents[2]
 BLOCKS = dict(
     re.findall(r"<!-- quickstart: (\w+) -->\n```sh\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)

@@ -19,7 +19,7 @@ from tests.e2e.conftest import MEMORY
 from tests.fixtures import processes
 from tests.fixtures.engine.real_engine import BASE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 ANY_FINITE = PlatformBounds(weights=WeightBounds(magnitude=3e38, update_norm=float("inf")))
 
 

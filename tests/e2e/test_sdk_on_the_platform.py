@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures.engine.real_engine import BASE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e]
 
 WEATHER = {
     "type": "function",

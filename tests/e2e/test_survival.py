@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.e2e.conftest import lives, processes_of, wait_until_ready
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e]
 
 
 NEVER_ENDS = {"0": -100, "2": -100}

@@ -17,7 +17,7 @@ from tenora.training.shrink import LABEL, shrink
 from tests.conftest import wait_until
 from tests.fixtures.uploads.peft_adapters import write_adapter
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 SMALL, SMALL_HUB_NAME, POOL = "smollm2-small", "tests/small", "small"
 NEVER_ENDS = {"0": -100, "2": -100}

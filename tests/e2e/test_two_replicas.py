@@ -18,7 +18,7 @@ from tests.conftest import wait_until
 from tests.e2e.conftest import lives, processes_of, running_platform, wait_until_ready
 from tests.fixtures.uploads.peft_adapters import write_adapter
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 NAMES = ("one", "two", "three")
 TOKENS = 120

@@ -129,7 +129,6 @@ async def test_another_tenant_that_wants_the_same_adapter_does_not_wait_in_the_f
     cache = open_cache(cache_tenant_downloads_max=1)
     stall(faulty, DIGESTS[:5])
     async with waiting(cache, [*DIGESTS[:5], DIGESTS[10]], "a"):
-        await asyncio.sleep(0.1)
         await seconds_for(cache, [DIGESTS[10]], "b")
 
 

@@ -43,7 +43,7 @@ def test_a_dearer_output_token_costs_its_difference_for_each_token_and_changes_n
     assert [stage.rows(f"SELECT * FROM {table}") for table in TABLES] == before
 
 
-price = st.integers(0, 3_000)
+price = st.just(0) | st.integers(2, 3_000)  # half of one nanodollar would be free, which a card refuses
 cards = st.builds(
     PriceCard,
     input_nanos=price,

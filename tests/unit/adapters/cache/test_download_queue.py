@@ -170,3 +170,26 @@ async def test_the_count_ahead_includes_the_owners_queue_and_the_others_turns():
     release.set()
     await asyncio.gather(*tasks)
     assert queue.rounds_ahead(transfers[0]) == 0
+
+
+async def test_a_shared_download_moves_to_the_owner_with_fewer_downloads_before_it():
+    queue, seen, release = make_queue(), [], asyncio.Event()
+    running = asyncio.create_task(hold(queue, "a", seen, release))
+    await settle()
+    download = Download("shared")
+
+    async def wait():
+        async with queue.slot("a", download):
+            seen.append("shared")
+
+    waiting = asyncio.create_task(wait())
+    await settle()
+    queue.share("a", download)
+    await settle()
+    assert seen == ["a"], "it is the first that waits, and a's only slot is taken"
+    queue.share("b", download)
+    await waiting
+    release.set()
+    await running
+    assert seen == ["a", "shared"]
+    assert not queue._of_owner
