@@ -2,9 +2,9 @@
 here.
 
 Billing rates usage records with it and gateways hold and settle with it, so both count the same. KV page-milliseconds
-are priced per page-second, truncated below one nanodollar per request, in the tenant's favor.
-``data_plane/gateway/settlement/usage_event.py`` measures them. A service tier has prices of its own, and no
-arithmetic of its own.
+are priced per page-second, truncated below one nanodollar per request, in the tenant's favor. Engines measure them, and
+``data_plane/gateway/settlement/usage_event.py`` estimates where no report came. A service tier has prices of its own,
+and no arithmetic of its own.
 """
 
 from typing import Final, Protocol

@@ -1,5 +1,7 @@
 """The sums of usage records by hour, day and month: written with the records, read by reports, quotas and closes. The
-sums by replica are read by reconciliation. Triggers add amendments and adjustments to the sums when they are inserted.
+sums by replica are read by reconciliation. Triggers of ``migrations/schema/billing`` add amendments and adjustments
+when they are inserted. A close reads the sums in ``billing/charges/inputs.py``, by the columns that
+``billing/prices/quantities.py`` names.
 
 The sums of a batch are added up here first, so that a batch costs one row per owner and hour instead of one per
 request. Rows are written in the order of their keys, so that two workers wait for each other and do not deadlock.

@@ -58,7 +58,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     delayed the step of all running requests.
     An ``estimated`` event is the last checkpoint of a request whose gateway died: a lower bound of the usage, with the
     whole prompt counted as cached unless the engine reported otherwise. It never contradicts an exact event.
-    ``price_version_id`` names the prices at admission, which are the prices charged.
+    ``price_version_id`` names the prices at admission. Billing charges them if they were in force then, else those
+    that were. Its usage record has the highest of them; the close of the period applies tiers and included units.
     ``kv_page_ms`` is the area under the request's KV pages over time as its engine measured it. Without
     ``kv_measured`` it is the gateway's own figure, or, in an estimate, 0.
     ``aborted_prefill_tokens`` is the part of ``input_tokens`` that belongs to sequences which were aborted before their

@@ -1,6 +1,6 @@
 """Builds the one usage event of a request from the engine's counts, and counts it in the metrics.
 
-The relay collects the counts; the settler sends the event.
+The readers of answers collect the counts (``api/sse.py``, ``api/openai_response.py``); the settler sends the event.
 """
 
 import msgspec

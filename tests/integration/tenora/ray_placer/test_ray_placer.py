@@ -14,7 +14,7 @@ from tests.conftest import TLS, wait_until
 from tests.fixtures.ray.callers import Callers, calling
 from tests.fixtures.ray.cluster import START_S, replica_processes
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 OPTIONS = ("--token-interval-s", "0.05", "--pages", "40960")
 STREAMS = 50
