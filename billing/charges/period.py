@@ -46,7 +46,7 @@ class PeriodCharge(msgspec.Struct, frozen=True, kw_only=True):
     state: PeriodState
 
 
-def adjust(
+def charge_period(
     session: Session, tenant_id: str, period: Period, *, closing: bool = False
 ) -> tuple[list[DraftInvoiceLine], int]:
     """The lines of a period without cents, before credits and tax, and the amount that is posted now: the difference

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.charges.inputs import period_start
-from billing.charges.period import adjust
+from billing.charges.period import charge_period
 from billing.each_tenant import each_tenant
 from billing.invoices import carrying
 from billing.invoices.views import InvoiceKind, InvoiceView
@@ -102,7 +102,7 @@ def _close(
     kind: InvoiceKind,
     least_cents: int,
 ) -> InvoiceView | None:
-    lines, _ = adjust(session, tenant_id, period, closing=True)
+    lines, _ = charge_period(session, tenant_id, period, closing=True)
     waiting = carrying.read_waiting(session, tenant_id)
     ended_at = ended_at_of(session, tenant_id)
     may_wait = scheduled and ended_at is None  # a tenant that has left has no next invoice

@@ -6,7 +6,8 @@ A charge asks for one payment intent. What happens if this process dies, line by
    with its operation.) No payment is asked for yet; the next worker finds the charge and goes on with it.
 2. ``Call.once`` commits the idempotency key, calls Stripe, and commits the intent's id. If the worker dies in between,
    the next one sends the same parameters under the same key and gets the same intent. If the key is too old for that,
-   it looks the intent up by the charge's id. So a charge has one intent (docs/BILLING.md has the exception).
+   it looks the intent up by the charge's id. So a charge has one intent (docs/BILLING.md has the exception). Nothing
+   is stored of a declined card before 3.: the same key gets the same decline.
 3. ``PaymentQueues.finish`` books the money (``booking.book_payment``) or the failure (``dunning``) and ends the
    operation, in one transaction. Killed before it, 2. finds the intent. Stripe's event books it, too: each intent is
    booked once.

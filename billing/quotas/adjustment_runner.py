@@ -13,7 +13,7 @@ import redis as redis_client
 import sqlalchemy as sa
 
 from billing.charges.inputs import period_start
-from billing.charges.period import adjust
+from billing.charges.period import charge_period
 from billing.each_tenant import each_tenant
 from billing.prices import price_book
 from billing.quotas import rebuild
@@ -78,7 +78,7 @@ class AdjustmentRunner:
             if start is None:
                 return False
             periods = calendars_of(session, tenant_id).periods_from(start, database_now(session))
-            return sum(adjust(session, tenant_id, period)[1] != 0 for period in periods) > 0
+            return sum(charge_period(session, tenant_id, period)[1] != 0 for period in periods) > 0
 
     def _corrected(self, tenant_ids: Iterable[str]) -> list[str]:
         with unit_of_work(self._engine) as session:
