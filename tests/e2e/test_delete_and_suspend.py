@@ -84,13 +84,13 @@ def customer(platform, checkpoint, tmp_path):
 
 @pytest.fixture(scope="module")
 def truths(platform):
-    """Asks the engine of every replica what it holds, by replica id."""
+    """Asks the engine of every replica of the base model what it holds, by replica id."""
     stack = running_stack(platform.settings)
     engine_key = stack.environment()["TENORA_ENGINE_KEY"]
 
     def ask() -> dict[str, EngineInventory]:
         statuses = msgspec.convert(stack.replicas(), type=list[ReplicaStatus])
-        answers = {status.id: engine_truth(status, engine_key) for status in statuses}
+        answers = {status.id: engine_truth(status, engine_key) for status in statuses if status.base_model == MODEL_ID}
         assert answers
         assert [answer for answer in answers.values() if isinstance(answer, str)] == []
         return answers

@@ -90,6 +90,7 @@ def test_both_base_models_and_an_adapter_of_each_answer_at_once(platform, sdk, m
 
 
 def test_a_pool_moves_to_another_revision_and_back_without_breaking_a_stream(platform, sdk):
+    before = platform.reconcile_when_settled()["unexplained_drift_tokens"]  # of engines that other tests killed
     tenora(platform, "pools", "revise", POOL, "--set", "engine_sequences=32")
     ended, whole = threading.Event(), []
 
@@ -117,4 +118,4 @@ def test_a_pool_moves_to_another_revision_and_back_without_breaking_a_stream(pla
             each.result(60)
     assert len(whole) > 6
     assert all(whole)
-    assert platform.reconcile_when_settled()["unexplained_drift_tokens"] == 0
+    assert platform.reconcile_when_settled()["unexplained_drift_tokens"] == before
