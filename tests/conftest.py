@@ -7,7 +7,6 @@ import ssl
 import subprocess
 import sys
 import time
-import timeit
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -301,21 +300,12 @@ def redis(redis_settings) -> Iterator[redis_client.Redis]:
         yield client
 
 
-@pytest.fixture(scope="session")
-def slowness() -> float:
-    """How much slower this machine is than one that adds a million numbers in 30 ms, which promised times are for; 1
-    for a faster machine.
-    """
-    took = timeit.repeat("for number in numbers: total += number", "total, numbers = 0, range(1_000_000)", number=1)
-    return max(1.0, min(took) / 0.030)
-
-
 @pytest.fixture
-def promised_s(request: pytest.FixtureRequest, slowness: float) -> Callable[[float], float]:
+def promised_s(request: pytest.FixtureRequest) -> Callable[[float], float]:
     """The seconds that something may take: as promised in `make soak`, which runs these tests alone, and four times as
-    many in `make test`, which has to pass while other processes keep the machine busy. A slow machine gets more.
+    many in `make test`, which has to pass while other processes keep the machine busy.
     """
-    factor = slowness * (4 if request.config.getoption("suite") == "functional" else 1)
+    factor = 4 if request.config.getoption("suite") == "functional" else 1
     return lambda seconds: factor * seconds
 
 
