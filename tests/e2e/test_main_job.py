@@ -19,9 +19,7 @@ from tests.fixtures.engine.isolation_judge import ROUNDING_DISTANCE, distance, n
 from tests.fixtures.uploads.peft_adapters import write_adapter
 
 # One loop for all: an SDK client's connections belong to the loop they were opened in.
-pytestmark = [
-    pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"),
-]  # fmt: skip
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = "What is a mountain?"
 NEVER_ENDS = {"0": -100, "2": -100}
