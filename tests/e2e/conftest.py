@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -88,9 +88,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Platform:
-    """A running stack, as its own commands see it."""
+    """A running stack, as its own commands see it. ``started_in_s``: from `tenora up` until it was ready."""
 
     environment: dict[str, str]
+    started_in_s: float = 0
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(
@@ -241,12 +242,13 @@ def running_platform(checkpoint: Path, home: Path, **environment: str) -> Iterat
             **environment,
         }
     )
+    began = time.monotonic()
     try:
         up = platform.run("up", "--detach")
         assert up.returncode == 0, up.stderr + "".join(
             f"\n--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in (home / "logs").glob("*.log")
         )
-        yield platform
+        yield replace(platform, started_in_s=time.monotonic() - began)
     finally:
         before = processes_of(home)
         down = platform.run("down")
@@ -274,7 +276,8 @@ def model() -> str:
 
 
 def wait_until_ready(platform: Platform, timeout_s: float = 60) -> float:
-    """Seconds until `tenora status` says ready."""
-    started = time.monotonic()
-    wait_until(lambda: platform.status().get("ready"), timeout_s=timeout_s, what="the platform")
-    return time.monotonic() - started
+    """Seconds until `tenora status` says ready. On a slow machine it may take what its first start took."""
+    began = time.monotonic()
+    allowed_s = max(timeout_s, platform.started_in_s)
+    wait_until(lambda: platform.status().get("ready"), timeout_s=allowed_s, what="the platform")
+    return time.monotonic() - began

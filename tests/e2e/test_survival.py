@@ -1,4 +1,6 @@
-"""Any one process of the stack may be killed at any time: it comes back within 60 s and no state is lost."""
+"""Any one process of the stack may be killed at any time: it comes back within 60 s, or on a slow machine in no more
+time than the stack's first start took, and no state is lost.
+"""
 
 import os
 import signal

@@ -1,19 +1,14 @@
-"""A month's usage is read from the sums in the promised time, and is the same as the records say."""
+"""A month's usage is read from the sums, and is the same as the records say."""
 
-import time
 from datetime import UTC, timedelta
 
 import msgspec
 import pytest
 import sqlalchemy as sa
 
-from benchmarks.billing import seed as seeding
-from benchmarks.billing.seed import WIDE, WIDE_RECORDS
 from billing.usage import amendments, buckets
 from billing.usage.amendments import AmendedQuantities
 from billing.usage.buckets import BucketQuery, UsagePosition, read_page
-from control_plane.usage import organization
-from control_plane.usage.organization import ReportRequest
 from core.db import database_now, unit_of_work
 from core.periods import Period
 
@@ -86,24 +81,6 @@ def test_late_estimated_and_amended_usage_is_in_the_sums_by_day(stage):
     (sums,) = stage.rows(hours.format(", ".join(f"sum({name}) AS {name}" for name in counted)))
     assert {name: day[name] for name in sums} == dict(sums)
     assert (day["requests"], day["output_tokens"]) == (3, 11 + 9 + 7)
-
-
-@pytest.mark.quiet
-def test_a_month_of_many_owners_is_read_in_time_and_is_exact(stage, promised_s):
-    seeding.seed(stage.engine, prefix="tn_wide_", tenants=1, records=WIDE_RECORDS, first=0, owners=WIDE)
-    request = ReportRequest(
-        kind="usage", tenant_id="tn_wide_0", start_time=int(stage.now().timestamp()) // 3600 * 3600 - 719 * 3600,
-        end_time=None, width="1d", group_by=("model", "project_id", "api_key_id"),
-    )  # fmt: skip
-    took, read = [], 0
-    for _ in range(20):
-        began = time.monotonic()
-        page = organization.usage_page(stage.engine, request, limit=31, page=None)
-        took.append(time.monotonic() - began)
-        read = sum(row.num_model_requests for bucket in page.data for row in bucket.results)
-    assert sorted(took)[18] < promised_s(0.3), "the 95th percentile"
-    assert not page.has_more
-    assert read == WIDE_RECORDS
 
 
 def test_minutes_and_days_of_the_same_range_sum_to_the_same(stage):
