@@ -65,9 +65,12 @@ class Stack:
 
     @contextlib.contextmanager
     def clears(self, alert: str) -> Iterator[None]:
-        """An alert that fires in the block, and clears after it."""
-        assert not self.prometheus.fires(alert)
+        """An alert that fires in the block, and clears after it. What ran before may have raised it as well."""
+        self.wait_for_the_end_of(alert)
         yield
+        self.wait_for_the_end_of(alert)
+
+    def wait_for_the_end_of(self, alert: str) -> None:
         wait_until(lambda: not self.prometheus.fires(alert), timeout_s=CLEARS_S, what=f"the end of {alert}")
 
     def wait_for(self, alert: str) -> None:
@@ -160,7 +163,7 @@ def stack(module_postgres_settings, redis_server, checkpoint, pool, tmp_path_fac
         # A rate does not count what a series has when it is first scraped: the next requests must find it.
         scraped = 'tenora_gateway_phase_seconds_count{adapter_tier="slot"}'
         wait_until(lambda: found.query(scraped), what="the series of an adapter in a slot")
-        wait_until(lambda: not found.fires("ColdStart"), timeout_s=CLEARS_S, what="the start of the pool")
+        stack.wait_for_the_end_of("ColdStart")
         yield stack
 
 
@@ -199,7 +202,7 @@ def test_a_cold_start(stack, api):
         stack.wait_for("ColdStart")
         with stack.start_copy("rep_two") as second:
             wait_until(lambda: second.metric("tenora_replica_ready"), what="a second replica")
-            wait_until(lambda: not stack.prometheus.fires("ColdStart"), timeout_s=CLEARS_S, what="the end of the start")
+            stack.wait_for_the_end_of("ColdStart")
             want(1)
             wanted = 'max(tenora_fleet_wanted_replicas{pool="chat"}) == 1'
             wait_until(lambda: stack.prometheus.query(wanted), what="one wanted replica")
