@@ -75,7 +75,8 @@ class RayPlacer:
             for revision in pool.revisions:
                 name = application(pool.pool, revision.number)
                 if name not in copies:
-                    self._create(name, revision)
+                    if revision.replicas:  # Serve makes no application without copies
+                        self._create(name, revision)
                 elif copies[name].total() - copies[name][_STOPS] != revision.replicas:
                     self._scale(name, revision.replicas)
             for name in surplus(pool, copies):

@@ -46,6 +46,11 @@ class RayStack:
         )
         self.valkey.client.hset(redis_keys.FLEET_WANTED, pool, msgspec.json.encode(wanted))
 
+    def want_nothing(self) -> None:
+        """Of every pool that a test has wanted replicas of."""
+        for pool in self.valkey.client.hkeys(redis_keys.FLEET_WANTED):
+            self.want(pool.decode(), {})
+
     def replicas(self) -> dict[str, ReplicaStatus]:
         return published(self.valkey.client)
 

@@ -22,8 +22,9 @@ STREAMS = 50
 
 @pytest.fixture
 def placed(stack):
-    """Three ready replicas of one revision, and no usage of an earlier test."""
+    """Three ready replicas of one revision, and nothing of an earlier test."""
     stack.valkey.client.delete(redis_keys.USAGE_STREAM)
+    stack.want_nothing()
     with stack.placer(*OPTIONS):
         stack.want("chat", {1: 3})
         stack.wait_ready(3)
@@ -52,6 +53,7 @@ def failed_on(stack) -> set[str]:
 
 
 def test_a_pool_grows_shrinks_moves_to_another_revision_and_ends_without_breaking_a_stream(stack):
+    stack.want_nothing()
     with stack.placer(*OPTIONS):
         stack.want("chat", {1: 1})
         stack.wait_ready(1)
@@ -72,10 +74,11 @@ def test_a_pool_grows_shrinks_moves_to_another_revision_and_ends_without_breakin
 
 
 def test_streams_of_two_minutes_outlive_a_scale_down_and_another_revision(stack):
-    stack.want("chat", {})
+    stack.want_nothing()
     with stack.placer("--token-interval-s", "0.5", "--pages", "40960"):
+        wait_until(lambda: not stack.replicas(), what="no fast replica", timeout_s=60)
         stack.want("slow", {1: 3})
-        wait_until(lambda: len(stack.ready()) == 3 == len(stack.replicas()), timeout_s=START_S, what="three replicas")
+        stack.wait_ready(3)
         with streams(stack, tokens=240) as following:
             following.end()  # each caller's first stream is its last
             stack.want("slow", {1: 2})
@@ -154,9 +157,13 @@ def test_replicas_run_on_without_a_placer_and_the_next_one_takes_over(placed):
     placer.kill()
     with placed.placer(*OPTIONS):
         placed.want("chat", {1: 3, 2: 0})
-        placed.want("other", {1: 0})
+        placed.want("empty", {1: 0})
         assert set(placed.ready()) == ready
         placed.want("chat", {1: 2})
+        placed.want("third", {1: 1})
+        wait_until(lambda: len({*placed.ready()} - ready) == 1, what="a pool after the empty one", timeout_s=START_S)
+        placed.wait_ready(3)
+        placed.want("third", {})
         placed.wait_ready(2)
 
 
