@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def turn(item: pytest.Item) -> int:
         fixtures = getattr(item, "fixturenames", ())
-        return ("replica_alone" in fixtures and "replica" not in fixtures) + ("platform" in fixtures)
+        return ("no_replica" in fixtures) + ("platform" in fixtures)
 
     for item in items:
         if item.path.is_relative_to(here):
@@ -190,9 +190,17 @@ def checkpoint() -> Path:
 
 @pytest.fixture(scope="package")
 def replica_alone() -> Iterator[ExitStack]:
-    """What stops the replica: the last of these tests, since others share its Redis, or the platform's beginning."""
+    """What stops the replica: the last of these tests, since others share its Redis, or the beginning of one with an
+    engine of its own.
+    """
     with ExitStack() as stack:
         yield stack
+
+
+@pytest.fixture(scope="package")
+def no_replica(replica_alone) -> None:
+    """The replica's engine runs no longer: two engines share a core, and an idle one beside a busy one looks hung."""
+    replica_alone.close()
 
 
 @pytest.fixture(scope="package")
@@ -264,8 +272,7 @@ def running_platform(checkpoint: Path, home: Path, **environment: str) -> Iterat
 
 
 @pytest.fixture(scope="package")
-def platform(replica_alone, checkpoint, tmp_path_factory) -> Iterator[Platform]:
-    replica_alone.close()
+def platform(no_replica, checkpoint, tmp_path_factory) -> Iterator[Platform]:
     with running_platform(checkpoint, tmp_path_factory.mktemp("home")) as running:
         yield running
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.quiet]
 
 
 @pytest.mark.scenario(180)
-def test_shares_of_a_joint_run_are_near_the_shapley_values_of_measured_busy_times(tmp_path):
+def test_shares_of_a_joint_run_are_near_the_shapley_values_of_measured_busy_times(tmp_path, no_replica):
     out = tmp_path / "errors.json"
     command = [sys.executable, "-m", "benchmarks.attribution", "--rounds", "3", "--home", StackSettings().root]
     done = subprocess.run([*command, "--json", out], capture_output=True, text=True, timeout=1_700, check=False)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 
 @pytest.fixture(scope="module")
-def exact(checkpoint, s3_settings, tmp_path_factory):
+def exact(no_replica, checkpoint, s3_settings, tmp_path_factory):
     work = tmp_path_factory.mktemp("float32")
     argv = ("--dtype", "float32")
     with real_engine(checkpoint, s3_settings, work, slots=SLOTS, memory=MEMORY, argv=argv) as engine:

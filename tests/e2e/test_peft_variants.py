@@ -106,8 +106,7 @@ def adapters(checkpoint, tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_variant_answers_as_peft_does(checkpoint, adapters, tmp_path_factory, replica_alone, capsys, dtype):
-    replica_alone.close()
+def test_every_variant_answers_as_peft_does(checkpoint, adapters, tmp_path_factory, no_replica, capsys, dtype):
     environment = {"TENORA_ENGINE_DTYPE": dtype, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
     with running_platform(checkpoint, tmp_path_factory.mktemp("home"), **environment) as platform:
         _, key = platform.new_tenant("trainer", adapters=len(adapters), adapter_rank=16)

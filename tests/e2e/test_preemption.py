@@ -46,7 +46,7 @@ class Small:
 
 
 @pytest.fixture(scope="module")
-def small(checkpoint, s3_settings, tmp_path_factory):
+def small(no_replica, checkpoint, s3_settings, tmp_path_factory):
     work = tmp_path_factory.mktemp("small")
     with ExitStack() as up:
         valkey = up.enter_context(processes.valkey(work))

@@ -35,8 +35,7 @@ class Stream:
 
 
 @pytest.fixture(scope="module")
-def pair(replica_alone, checkpoint, tmp_path_factory):
-    replica_alone.close()
+def pair(no_replica, checkpoint, tmp_path_factory):
     with running_platform(checkpoint, tmp_path_factory.mktemp("pair"), TENORA_REPLICAS="2") as running:
         yield running
 
