@@ -93,6 +93,12 @@ class Platform:
     environment: dict[str, str]
     started_in_s: float = 0
 
+    def return_s(self, promised_s: float = 60) -> float:
+        """How long a killed process may be away: as promised, or on a slow machine twice the time of the first start,
+        in which its engine may have to start again.
+        """
+        return max(promised_s, 2 * self.started_in_s)
+
     def run(self, *arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(
             [*TENORA, *arguments], env=self.environment, capture_output=True, text=True, timeout=900, check=False
@@ -283,8 +289,7 @@ def model() -> str:
 
 
 def wait_until_ready(platform: Platform, timeout_s: float = 60) -> float:
-    """Seconds until `tenora status` says ready. On a slow machine it may take what its first start took."""
+    """Seconds until `tenora status` says ready."""
     began = time.monotonic()
-    allowed_s = max(timeout_s, platform.started_in_s)
-    wait_until(lambda: platform.status().get("ready"), timeout_s=allowed_s, what="the platform")
+    wait_until(lambda: platform.status().get("ready"), timeout_s=platform.return_s(timeout_s), what="the platform")
     return time.monotonic() - began

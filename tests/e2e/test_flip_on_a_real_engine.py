@@ -77,14 +77,23 @@ async def flip_under_traffic(tenant, revisions) -> tuple[list[Served], list[tupl
             served.append(Served(sent_at, clock(), revision, prompt, details.cached_tokens or 0))
 
     callers = [asyncio.create_task(call(number)) for number in range(CALLERS)]
+
+    async def more_calls() -> None:
+        """Until each caller has been answered twice, on average: at least one call each began meanwhile."""
+        wanted = len(served) + 2 * CALLERS
+        while len(served) < wanted:
+            done, _ = await asyncio.wait(callers, timeout=0.02, return_when=asyncio.FIRST_EXCEPTION)
+            for each in done:
+                each.result()
+
     for move in range(MOVES):
-        await asyncio.sleep(1)
+        await more_calls()
         revision = revisions[(move + 1) % 2]
         sent_at = clock()
         moved = await asyncio.to_thread(control.put, f"/api/v1/adapters/{NAME}/aliases/prod", {"revision": revision})
         assert moved["acknowledged"]
         moves.append((sent_at, clock(), revision))
-    await asyncio.sleep(1)
+    await more_calls()
     stop.set()
     await asyncio.gather(*callers)
     await sdk.close()
