@@ -1,5 +1,5 @@
-"""Any one process of the stack may be killed at any time: it comes back within 60 s, or on a slow machine in no more
-than twice the time of the stack's first start, and no state is lost.
+"""Any one process of the stack may be killed at any time: it comes back within 60 s, on a slow machine within twice the
+time of the stack's first start, and no state is lost.
 """
 
 import os
