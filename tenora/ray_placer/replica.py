@@ -59,7 +59,7 @@ class RayReplica:
             env={
                 **self._environment,
                 "TENORA_METRICS_PORT": str(metrics_port),
-                "TENORA_ENGINE_PORT": str(free_port()),
+                "TENORA_ENGINE_PORT": str(free_port({metrics_port})),
             },
             stdin=subprocess.DEVNULL,
             preexec_fn=_end_with_this_thread,  # noqa: PLW1509 - the child only makes one system call before exec

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -109,12 +109,15 @@ def answers(url: str, *, timeout_s: float = 2, accepted_error: str | None = None
     return False
 
 
-def free_port() -> int:
-    """A loopback port that is free now. It lies below those that the kernel gives to outgoing connections: one of these
-    could take it before its server does. Raises OSError when a hundred ports in a row are taken.
+def free_port(besides: Collection[int] = ()) -> int:
+    """A loopback port that is free now, and none of those ``besides``, whose servers may start later. It lies below
+    those that the kernel gives to outgoing connections: one of these could take it before its server does. Raises
+    OSError when a hundred ports in a row are taken.
     """
     for _ in range(100):
         port = secrets.choice(_FREE_PORTS)
+        if port in besides:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -76,17 +76,22 @@ def _new(field: str) -> str:
 
 def choose_ports(run_folder: Path, replicas: Iterable[str] = (), **fixed: int) -> dict[str, int]:
     """Ports for a new start: those of the last start when they are free, else others, and the ``fixed`` ones that the
-    operator chose or that programs use now. ``replicas`` are the programs that need some of their own.
+    operator chose or that programs use now. No two are the same. ``replicas`` are the programs that need some of their
+    own.
     """
     try:
         last = load_ports(run_folder)
     except (OSError, ValueError):
         last = {}
     of_replicas = [f"{replica}_{use}" for replica in replicas for use in PORT_USES]
-    ports = {
-        name: int(last[name]) if name in last and not accepts_connections(last[name]) else free_port()
-        for name in (*PORTS, *of_replicas)
-    } | fixed
+    ports = dict(fixed)
+    for name in (*PORTS, *of_replicas):
+        if name in fixed:
+            continue
+        port = last.get(name)
+        if port is None or port in ports.values() or accepts_connections(port):
+            port = free_port(ports.values())
+        ports[name] = port
     run_folder.mkdir(parents=True, exist_ok=True)
     replace_text(run_folder / "ports.json", json.dumps(ports))
     return ports
