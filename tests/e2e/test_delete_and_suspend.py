@@ -24,6 +24,7 @@ from tenora.stack.base_model import HUB_NAME, MODEL_ID
 from tenora.stack.status import running_stack
 from tests.conftest import wait_until
 from tests.fixtures.engine.isolation_judge import ROUNDING_DISTANCE, distance
+from tests.fixtures.engine.real_engine import ANSWER_S
 from tests.fixtures.uploads.peft_adapters import write_adapter
 
 pytestmark = [pytest.mark.e2e]
@@ -43,7 +44,7 @@ class Customer:
         self.control = ControlPlane(now["control_url"], self.key)
         self.gateway_url = now["gateway_url"]
         self.gateway = httpx.Client(
-            base_url=self.gateway_url, headers={"Authorization": f"Bearer {self.key}"}, timeout=120
+            base_url=self.gateway_url, headers={"Authorization": f"Bearer {self.key}"}, timeout=ANSWER_S
         )
         spec = describe(checkpoint, id=MODEL_ID, hub_name=HUB_NAME)
         folder = write_adapter(work / str(seed), spec, rank=8, seed=seed, scale=0.2)

@@ -12,6 +12,7 @@ import pytest
 from adapters.base_model_spec import describe
 from tenora.demo.control import ControlPlane
 from tenora.stack.base_model import HUB_NAME
+from tests.fixtures.engine.real_engine import ANSWER_S
 from tests.fixtures.uploads.peft_adapters import ALL_KINDS, write_adapter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak]
@@ -58,7 +59,7 @@ def revisions(tenant, checkpoint, tmp_path_factory) -> list[str]:
 
 async def flip_under_traffic(tenant, revisions) -> tuple[list[Served], list[tuple[float, float, str]]]:
     control, key, gateway_url = tenant
-    sdk = openai.AsyncOpenAI(base_url=f"{gateway_url}/v1", api_key=key, max_retries=0, timeout=120)
+    sdk = openai.AsyncOpenAI(base_url=f"{gateway_url}/v1", api_key=key, max_retries=0, timeout=ANSWER_S)
     served: list[Served] = []
     moves: list[tuple[float, float, str]] = []
     stop = asyncio.Event()

@@ -16,6 +16,7 @@ from adapters.base_model_spec import describe
 from tenora.demo.control import ControlPlane
 from tenora.stack.base_model import HUB_NAME
 from tests.fixtures.engine.isolation_judge import ROUNDING_DISTANCE, distance, nearest
+from tests.fixtures.engine.real_engine import ANSWER_S
 from tests.fixtures.uploads.peft_adapters import write_adapter
 
 # One loop for all: an SDK client's connections belong to the loop they were opened in.
@@ -36,7 +37,9 @@ class Customer:
         self.id, self.key = platform.new_tenant(name)
         now = platform.status()
         self.control = ControlPlane(now["control_url"], self.key)
-        self.sdk = openai.AsyncOpenAI(base_url=now["gateway_url"] + "/v1", api_key=self.key, max_retries=0, timeout=120)
+        self.sdk = openai.AsyncOpenAI(
+            base_url=now["gateway_url"] + "/v1", api_key=self.key, max_retries=0, timeout=ANSWER_S
+        )
         self.adapter = f"{name}-voice"
         # Random weights that differ by 0.5 or more. Stronger ones amplify rounding: at 0.2 one of ten moves by 0.36.
         write_adapter(folder / name, spec, rank=8, seed=seed, scale=0.15)

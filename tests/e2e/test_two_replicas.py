@@ -16,6 +16,7 @@ from tenora.demo.control import ControlPlane
 from tenora.stack.base_model import HUB_NAME, MODEL_ID
 from tests.conftest import wait_until
 from tests.e2e.conftest import lives, processes_of, running_platform, wait_until_ready
+from tests.fixtures.engine.real_engine import ANSWER_S
 from tests.fixtures.uploads.peft_adapters import write_adapter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak]
@@ -56,7 +57,7 @@ def tenant(pair, checkpoint, tmp_path_factory) -> tuple[str, str]:
 
 
 def sdk(pair, key: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=pair.status()["gateway_url"] + "/v1", api_key=key, max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=pair.status()["gateway_url"] + "/v1", api_key=key, max_retries=0, timeout=ANSWER_S)
 
 
 def follow(client: openai.OpenAI, model: str, stream: Stream) -> None:
