@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.placement.__main__ import RULES, judged, recorded, simulate, tenora
+from benchmarks.placement.__main__ import GOALS, RULES, judged, recorded, simulate, tenora
 from benchmarks.placement.replicas import Fleet, Model, Request
 from benchmarks.trace import Arrival, TraceShape, draw
 
@@ -34,9 +34,12 @@ def test_placement_by_cost_has_the_shortest_tail_and_swaps_least_often_where_ada
 
 
 def test_placement_by_cost_meets_the_goals_and_worse_rules_miss_them(results):
-    assert all(row["met"] for row in judged(results).values())
+    # The goal of a decision's CPU time is the benchmark's alone: this test may run under coverage, beside others.
+    rows = judged(results)
+    assert all(rows[goal]["met"] for goal in GOALS)
     swapped = results | {"tenora": results["least loaded"], "least loaded": results["tenora"]}
-    assert not all(row["met"] for row in judged(swapped).values())
+    rows = judged(swapped)
+    assert not all(rows[goal]["met"] for goal in GOALS)
 
 
 def test_a_hot_adapter_spreads_beyond_the_replica_that_has_it():
