@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.placement.__main__ import GOALS, RULES, judged, recorded, simulate, tenora
+from benchmarks.placement.__main__ import DECISION_MS, GOALS, RULES, judged, recorded, simulate, tenora
 from benchmarks.placement.replicas import Fleet, Model, Request
 from benchmarks.trace import Arrival, TraceShape, draw
 
@@ -34,12 +34,16 @@ def test_placement_by_cost_has_the_shortest_tail_and_swaps_least_often_where_ada
 
 
 def test_placement_by_cost_meets_the_goals_and_worse_rules_miss_them(results):
-    # The goal of a decision's CPU time is the benchmark's alone: this test may run under coverage, beside others.
-    rows = judged(results)
-    assert all(rows[goal]["met"] for goal in GOALS)
     swapped = results | {"tenora": results["least loaded"], "least loaded": results["tenora"]}
-    rows = judged(swapped)
-    assert not all(rows[goal]["met"] for goal in GOALS)
+    ours, worse = judged(results), judged(swapped)
+    assert all(ours[goal]["met"] for goal in GOALS)
+    assert not all(worse[goal]["met"] for goal in GOALS)
+
+
+@pytest.mark.quiet
+def test_a_decision_is_as_fast_as_its_goal(results):
+    """Coverage and other processes make it slower, so `make test` leaves this out."""
+    assert judged(results)[DECISION_MS]["met"]
 
 
 def test_a_hot_adapter_spreads_beyond_the_replica_that_has_it():
