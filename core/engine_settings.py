@@ -13,6 +13,9 @@ from core.rank_classes import VLLM_RANKS
 class EngineSettings(BaseModel, frozen=True):
     """A replica reads them from ``TENORA_…`` variables of the same names."""
 
+    engine_task: Literal["generate", "embed"] = Field(
+        default="generate", description="Whether the engine generates text or makes embeddings (`embed`)."
+    )
     engine_slots: int = Field(
         default=8, ge=1, le=256, description="Different adapters that one batch can use (vLLM max_loras)."
     )

@@ -4,6 +4,7 @@ The body is a ULID: 48 bits of Unix milliseconds and 80 random bits in Crockford
 (https://github.com/ulid/spec), in lower case so that the id is also a valid file name, S3 key and DNS label.
 """
 
+import hashlib
 import os
 import re
 import time
@@ -12,6 +13,7 @@ from typing import Final, Literal
 Kind = Literal[
     "tn", "key", "pl", "pv", "ad", "rev", "up", "req", "inv", "il", "tr", "acc", "adj", "rep", "boot", "aud", "rvk",
     "gw", "nep", "ntf", "ndl", "cf", "dis", "pd", "po", "cn", "rcr", "crl", "spl", "atu", "pop", "pal", "top", "chg",
+    "file", "batch", "prv",
 ]  # fmt: skip
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -29,6 +31,13 @@ def new_id(kind: Kind) -> str:
 def first_id_of_ms(kind: Kind, unix_ms: int) -> str:
     """The smallest id that an object of this millisecond can have: a bound for a range of time-ordered ids."""
     number = max(0, unix_ms) << 80
+    return f"{kind}_" + "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -1, -10)])
+
+
+def derived_id(kind: Kind, unix_ms: int, *parts: object) -> str:
+    """An id that follows from this millisecond and these parts: the same parts give the same id again."""
+    digest = hashlib.sha256("\n".join(map(str, parts)).encode()).digest()
+    number = (max(0, unix_ms) << 80) | int.from_bytes(digest[:10])
     return f"{kind}_" + "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -1, -10)])
 
 

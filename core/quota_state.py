@@ -12,9 +12,10 @@ import msgspec
 MINUTE_US: Final = 60_000_000
 FIELDS: Final = (
     "concurrent", "kv_pages", "month_held", "spend_held_nanos", "month_used", "month_spent_nanos", "spent_nanos",
-    "requests_tat_us", "tokens_tat_us", "input_tat_us", "output_tat_us", "month",
+    "gpu_held_us", "month_gpu_us", "requests_tat_us", "tokens_tat_us", "input_tat_us", "output_tat_us", "gpu_tat_us",
+    "month",
 )  # fmt: skip
-HELD_FIELDS: Final = ("pages", "input", "output", "nanos")
+HELD_FIELDS: Final = ("pages", "input", "output", "nanos", "gpu")
 
 
 class LevelState(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,8 @@ class LevelState(msgspec.Struct, frozen=True, kw_only=True):
     tokens_this_month: int
     spent_this_month_nanos: int
     spent_nanos: int
+    gpu_held_us: int
+    gpu_this_month_us: int
     arrivals_us: Mapping[str, int]
 
     def used_of(self, rate: str, limit: int) -> int:
@@ -57,9 +60,11 @@ def read_level(stored: Sequence[bytes | None], *, now_us: int) -> LevelState:
         tokens_this_month=number["month_used"] if same_month else 0,
         spent_this_month_nanos=number["month_spent_nanos"] if same_month else 0,
         spent_nanos=number["spent_nanos"],
+        gpu_held_us=number["gpu_held_us"],
+        gpu_this_month_us=number["month_gpu_us"] if same_month else 0,
         arrivals_us={
             rate: number[f"{rate}_tat_us"] - now_us if number[f"{rate}_tat_us"] else 0
-            for rate in ("requests", "tokens", "input", "output")
+            for rate in ("requests", "tokens", "input", "output", "gpu")
         },
     )
 
@@ -71,15 +76,21 @@ def without_expired(level: LevelState, expired: Iterable[Sequence[bytes | None]]
     for held in expired:
         if held[0] is None:
             continue  # it was settled or swept in between
-        pages, input_tokens, output_tokens, nanos = (int(value or 0) for value in held)
+        pages, input_tokens, output_tokens, nanos, gpu_us = (int(value or 0) for value in held)
         level = msgspec.structs.replace(
             level,
             concurrent_requests=max(0, level.concurrent_requests - 1),
             kv_pages=max(0, level.kv_pages - pages),
             tokens_held=max(0, level.tokens_held - input_tokens - output_tokens),
             spend_held_nanos=max(0, level.spend_held_nanos - nanos),
+            gpu_held_us=max(0, level.gpu_held_us - gpu_us),
         )
     return level
+
+
+def whole_seconds(microseconds: int) -> int:
+    """Whole seconds, a begun one counted."""
+    return -(-microseconds // 1_000_000)
 
 
 def month_ends_ms(now_us: int) -> int:

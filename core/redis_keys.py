@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from core import clock
 from core.contracts.snapshots import SnapshotKind
 
 # Published by the control plane, read by gateways.
@@ -80,6 +81,11 @@ def replica_held_pages(replica_id: str) -> str:
     return f"tenora:held:{{{replica_id}}}:pages"
 
 
+def provider_spending(provider_id: str, unix_ms: int) -> str:
+    """Nanodollars that requests in the UTC month of this instant cost, or may cost, at an outside provider."""
+    return f"tenora:quota:provider:{provider_id}:{clock.from_ms(unix_ms):%Y-%m}"
+
+
 def tenant_quota(tenant_id: str) -> str:
     """Hash: theoretical arrival times, reservations of running requests, tokens and nanodollars (month and total)."""
     return f"tenora:quota:{{{tenant_id}}}"
@@ -115,9 +121,11 @@ def idempotent_request(tenant_id: str, digest: str) -> str:
     return f"tenora:quota:{{{tenant_id}}}:idempotent:{digest}"
 
 
-def idempotent_answers(tenant_id: str) -> str:
-    """Sorted set: keys of a tenant's stored answers by the Unix millisecond of their storage."""
-    return f"tenora:quota:{{{tenant_id}}}:idempotent"
+def idempotent_answers(tenant_id: str, *, of_batches: bool = False) -> str:
+    """Sorted set: keys of a tenant's stored answers by the Unix millisecond of their storage. Those to lines of batches
+    have a set of their own, so that they do not replace the others.
+    """
+    return f"tenora:quota:{{{tenant_id}}}:idempotent" + ("_lines" if of_batches else "")
 
 
 def replica_residency(replica_id: str) -> str:

@@ -161,7 +161,7 @@ class S3Settings(Fragment):
     )
     s3_region: str = Field(default="us-east-1", description="Region used in signatures.")
     s3_bucket: str = Field(
-        default="tenora", description="One bucket for uploads/, adapters/, base_models/ and requests/."
+        default="tenora", description="One bucket for uploads/, adapters/, base_models/, requests/ and files/."
     )
     s3_access_key: str = Field(default="", description="Access key id; empty uses the machine's own role.")
     s3_secret_key: SecretStr = Field(default=SecretStr(""), description="Secret access key.")

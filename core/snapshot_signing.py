@@ -37,12 +37,14 @@ class ForgedSnapshot(Unavailable):
 
 
 class SnapshotRoot(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is published at one position. ``digests`` are hexadecimal, by kind."""
+    """All that is published at one position. ``digests`` are hexadecimal, by kind; a newer control plane has kinds that
+    this version does not know.
+    """
 
     epoch: str
     generation: int
     published_at_ms: int
-    digests: Mapping[SnapshotKind, str]
+    digests: Mapping[str, str]
 
 
 class SetHash:

@@ -8,8 +8,8 @@ import structlog
 
 class WaitingDemand(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one base model for adapters of one rank (0: none) that wait, or were refused for lack of room in the
-    last seconds. ``pages`` are the KV pages that they may take; flex requests wait for what others leave, so theirs
-    do not count. ``adapters`` are short names.
+    last seconds. ``pages`` are the KV pages that they may take; batch requests wait for what others leave, so theirs
+    do not count. ``adapters`` are short names, ``closed_pools`` the pools that do not serve these requests.
     """
 
     base_model: str
@@ -17,6 +17,7 @@ class WaitingDemand(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     pages: int
     adapters: tuple[str, ...] = ()
+    closed_pools: tuple[str, ...] = ()
 
 
 class ServedDemand(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 msgspec encodes these structs as JSON. Readers ignore unknown fields, so that two versions can run together.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -11,7 +11,13 @@ from core import fields
 from core.spend_windows import SpendWindow
 
 ServiceTier = Literal["default", "flex"]
-"""How a request is served: a flex request waits for all others, at the plan's batch factor of the price."""
+"""What a request costs: the plan's price, or its batch factor of it."""
+
+
+Payer = Literal["tenant", "platform"]
+
+ServiceClass = Literal["near_real_time", "interactive", "batch"]
+"""How soon a request is served: short answers at once, the first token soon, or whenever there is room."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +25,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     prompt tokens from the prefix cache count towards the minute and the month, once the engine has reported them.
     While requests wait, tenants of a smaller ``tier`` go first, and tenants of one tier share the tokens by ``weight``.
     While Redis does not answer, a gateway admits no requests (``closed``), or as many as its prefetched share allows
-    (``slice``).
+    (``slice``). ``service_classes`` are those that requests may have. ``escalated_calls_paid_by`` says who pays for the
+    first answer of a cascade where it was replaced. ``batch_tokens`` are those of all batches that have
+    not ended.
     """
 
     requests_per_minute: Annotated[int, fields.REQUESTS_PER_MINUTE]
@@ -40,6 +48,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     weight: Annotated[int, fields.WEIGHT] = 1
     tier: Annotated[int, fields.TIER] = 1
     when_quota_is_unavailable: Annotated[Literal["closed", "slice"], fields.WHEN_QUOTA_IS_UNAVAILABLE] = "closed"
+    service_classes: Annotated[tuple[ServiceClass, ...], fields.SERVICE_CLASSES] = get_args(ServiceClass)
+    gpu_seconds_per_minute: Annotated[int | None, fields.GPU_SECONDS_PER_MINUTE] = None
+    gpu_seconds_per_month: Annotated[int | None, fields.GPU_SECONDS_PER_MONTH] = None
+    escalated_calls_paid_by: Annotated[Payer, fields.ESCALATED_CALLS_PAID_BY] = "tenant"
+    batch_tokens: Annotated[int | None, fields.BATCH_TOKENS] = None
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +68,7 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
     spend_nanos_per_month: Annotated[int | None, fields.SPEND_NANOS_PER_MONTH] = None
     context_tokens: Annotated[int | None, fields.CONTEXT_TOKENS] = None
     output_tokens: Annotated[int | None, fields.OUTPUT_TOKENS] = None
+    service_classes: Annotated[tuple[ServiceClass, ...] | None, fields.SERVICE_CLASSES] = None
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,9 @@ from typing import Final, Literal
 import msgspec
 import structlog
 
+OUTSIDE: Final = "prv_"
+"""The beginning of the id by which an outside provider's model stands among the replicas: it is the provider's id."""
+
 ReplicaState = Literal["starting", "ready", "draining", "unhealthy", "failed"]
 """``failed`` is the last word of an agent whose engine did not start or was lost."""
 
@@ -19,7 +22,9 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     since the engine's start, by its own metrics: an engine that works counts more and more. ``state`` is a
     ReplicaState, or one that only newer agents know. ``node`` and ``copy`` are the names that the machine and the
     placer have for this replica. ``run_dir_id`` identifies the folder whose lock its agent holds. ``revision`` is the
-    digest of the pool revision that it runs or failed to run; both are empty for a replica of no pool.
+    digest of the pool revision that it runs or failed to run; both are empty for a replica of no pool. The
+    engine runs at most ``sequences`` at once. ``batch_requests_max`` requests run fast enough for others beside batch.
+    0 in either is unknown.
     """
 
     id: str
@@ -44,6 +49,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     run_dir_id: str = ""
     pool: str = ""
     revision: str = ""
+    sequences: int = 0
+    batch_requests_max: int = 0
 
     @property
     def has_engine(self) -> bool:

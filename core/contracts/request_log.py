@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from core import fields
-from core.contracts.grants import ServiceTier
+from core.contracts.grants import ServiceClass, ServiceTier
 from core.contracts.replicas import Tier
 from core.contracts.usage import Outcome
 from core.fields import about
@@ -30,6 +30,9 @@ class RequestDetails(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     finish_reason: str | None = None
     code: str | None = None
     price_nanos: int | None = None
+    model_used: str | None = None
+    route_reason: str | None = None
+    first_request_id: str | None = None
 
 
 class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +52,16 @@ class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str | None, about("Model that the caller asked for; null where it was not read or is no name of a model.")
     ] = None
+    model_used: Annotated[
+        str | None,
+        about("Member of the group `model` that served it; null for one that named no group, or was not served."),
+    ] = None
+    route_reason: Annotated[
+        str | None, about("Why that member: the `x-route-reason` of the answer; null likewise.")
+    ] = None
+    first_request_id: Annotated[
+        str | None, about("Id of the request whose answer this one replaced, in a cascade; null for any other.")
+    ] = None
     base_model: Annotated[str | None, about("Id of the base model that served it; null where none was found.")] = None
     adapter_id: Annotated[str | None, about("Id of the adapter; null for the base model itself.")] = None
     revision_id: Annotated[str | None, about("Id of the adapter's revision; null for the base model itself.")] = None
@@ -57,6 +70,7 @@ class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
     pool_revision: Annotated[str | None, about("Digest of the pool's revision; null without one.")] = None
     replica_id: Annotated[str | None, about("Id of the replica; null for a request that reached none.")] = None
     service_tier: Annotated[ServiceTier | None, about("Tier that applied: default or flex; null if unknown.")] = None
+    service_class: Annotated[ServiceClass | None, fields.SERVICE_CLASS] = None
     adapter_tier: Annotated[
         Tier | None, about("Where the adapter was on arrival: slot, memory, disk or store; null if not reported.")
     ] = None

@@ -7,19 +7,22 @@ from typing import Literal
 
 import msgspec
 
-SnapshotKind = Literal["keys", "tenants", "adapters", "base_models", "revocations", "pins", "cordons"]
+SnapshotKind = Literal[
+    "keys", "tenants", "adapters", "base_models", "pools", "groups", "revocations", "pins", "cordons",
+]  # fmt: skip
 
 
 class SnapshotChange(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the change stream. ``value`` is the encoded struct, or None if the field was removed. Its field
-    ``signature`` in the stream is over these bytes, so that a replayed or altered change is refused.
+    ``signature`` in the stream is over these bytes, so that a replayed or altered change is refused. ``kind`` is a
+    SnapshotKind, or one that only newer control planes know.
 
     A gateway that sees another epoch, or a generation that does not follow its own, reads the whole snapshot again.
     """
 
     epoch: str
     generation: int
-    kind: SnapshotKind
+    kind: str
     field: str
     value: str | None
     published_at_ms: int

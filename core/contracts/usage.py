@@ -7,15 +7,24 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from core.contracts.grants import ServiceTier
+from core.contracts.grants import ServiceClass, ServiceTier
 from core.contracts.replicas import Tier
 
-Outcome = Literal["done", "client_gone", "replica_gone", "timeout", "gateway_gone"]
+Outcome = Literal["done", "client_gone", "replica_gone", "timeout", "gateway_gone", "yielded"]
+"""How a request ended. A ``yielded`` event has what an engine computed at the platform's cost: for a batch request that
+then gave way to better work and ran again, or for an answer of a cascade that was replaced.
+"""
 
 SEQUENCES_MAX: Final = 32
 """Sequences of one request, at most: its prompts times ``n``. LangChain sends up to 20 prompts in a completion."""
 
+INPUTS_MAX: Final = 256
+"""Texts of one request for embeddings, at most."""
+
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+
+YIELDED: Final = ":yielded"
+"""In the id of an event of outcome ``yielded``, after that of its request and before a number."""
 
 REST: Final = ":rest"
 """Suffix of the id of usage beyond a billed estimate. Such an event is a remainder, not a separate request."""
@@ -50,6 +59,19 @@ class GenerationProgress(msgspec.Struct, frozen=True):
     kv_page_ms: int | None = None
 
 
+class TokenCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an outside provider charges the platform for one token, in nanodollars."""
+
+    input_nanos: int
+    cached_input_nanos: int
+    output_nanos: int
+
+    def nanos(self, *, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
+        """What so many tokens cost. The cached ones are a part of the input."""
+        uncached = input_tokens - cached_tokens
+        return uncached * self.input_nanos + cached_tokens * self.cached_input_nanos + output_tokens * self.output_nanos
+
+
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The usage of one request, as the engine counted it. Two events with the same request id are one charge.
 
@@ -64,7 +86,10 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     ``kv_measured`` it is the gateway's own figure, or, in an estimate, 0.
     ``aborted_prefill_tokens`` is the part of ``input_tokens`` that belongs to sequences which were aborted before their
     first token. Engines' own counters do not contain it. ``rank_class`` is that of the adapter's revision.
-    ``service_tier`` is the tier that was applied, not the one that was asked for.
+    ``service_tier`` and ``service_class`` are those that were applied, not those that were asked for.
+    ``input_gpu_us`` and ``output_gpu_us`` are the base model's measured GPU time of a token.
+    ``token_costs`` are those of the outside provider that served the request, None where an engine did. With
+    ``counted_here`` the tokens are the gateway's own count, because the provider reported none that can be true.
     """
 
     request_id: str
@@ -92,6 +117,28 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     rank_class: int | None = None
     kv_measured: bool = False
     service_tier: ServiceTier = "default"
+    service_class: ServiceClass = "interactive"
+    input_gpu_us: int = 0
+    output_gpu_us: int = 0
+    token_costs: TokenCosts | None = None
+    counted_here: bool = False
+
+    @property
+    def gpu_us(self) -> int:
+        """The GPU time that counts towards the plan's limits, in microseconds. Cached prompt tokens take none."""
+        return (self.input_tokens - self.cached_tokens) * self.input_gpu_us + self.output_tokens * self.output_gpu_us
+
+    @property
+    def provider_nanos(self) -> int | None:
+        """What the request cost at its outside provider; None where an engine served it. The cached tokens of an
+        estimate are the tenant's advantage only: the provider has reported none.
+        """
+        if self.token_costs is None:
+            return None
+        cached = 0 if self.estimated and self.counted_here else self.cached_tokens
+        return self.token_costs.nanos(
+            input_tokens=self.input_tokens, cached_tokens=cached, output_tokens=self.output_tokens
+        )
 
 
 CHECKPOINT_TOKENS_MAX: Final = 64

@@ -21,8 +21,40 @@ CREATE TABLE base_models (
     tokenizer_sha256 text NOT NULL,
     spec_zlib BYTEA NOT NULL,
     spec_sha256 text NOT NULL,
-    created_at timestamptz NOT NULL
+    created_at timestamptz NOT NULL,
+    input_token_us bigint DEFAULT 0 NOT NULL,
+    output_token_us bigint DEFAULT 0 NOT NULL
 );
+
+CREATE TABLE providers (
+    id text NOT NULL CONSTRAINT pk_providers PRIMARY KEY,
+    name text NOT NULL CONSTRAINT uq_providers_name UNIQUE,
+    kind text NOT NULL,
+    url text NOT NULL,
+    sealed_key BYTEA NOT NULL,
+    requests_max bigint NOT NULL,
+    spend_nanos_per_month bigint,
+    created_at timestamptz NOT NULL,
+    CONSTRAINT ck_providers_kind_known CHECK (kind IN ('openai', 'anthropic', 'openai_compatible')),
+    CONSTRAINT ck_providers_limits_not_negative CHECK (requests_max >= 0 AND spend_nanos_per_month >= 0)
+);
+
+CREATE TABLE provider_models (
+    base_model text NOT NULL CONSTRAINT pk_provider_models PRIMARY KEY
+        CONSTRAINT fk_provider_models_base_model_base_models REFERENCES base_models (id),
+    provider_id text NOT NULL CONSTRAINT fk_provider_models_provider_id_providers REFERENCES providers (id),
+    model text NOT NULL,
+    counts_like text NOT NULL CONSTRAINT fk_provider_models_counts_like_base_models REFERENCES base_models (id),
+    margin_percent bigint NOT NULL,
+    input_nanos bigint NOT NULL,
+    cached_input_nanos bigint NOT NULL,
+    output_nanos bigint NOT NULL,
+    CONSTRAINT ck_provider_models_margin_possible CHECK (margin_percent BETWEEN 0 AND 100),
+    CONSTRAINT ck_provider_models_costs_not_negative CHECK (
+        input_nanos >= 0 AND cached_input_nanos >= 0 AND output_nanos >= 0
+    )
+);
+CREATE INDEX ix_provider_models_provider_id ON provider_models (provider_id);
 
 CREATE TABLE cordons (
     kind text NOT NULL,
@@ -42,10 +74,15 @@ CREATE TABLE pools (
     revision bigint,
     ttft_target_ms bigint,
     itl_target_ms bigint,
+    service_classes jsonb,
+    tenants jsonb,
+    tokens_min bigint,
+    tokens_max bigint,
     created_at timestamptz NOT NULL,
     CONSTRAINT ck_pools_replicas_ordered CHECK (replicas_min >= 0 AND replicas_min <= replicas_max),
     CONSTRAINT ck_pools_ttft_target_positive CHECK (ttft_target_ms > 0),
-    CONSTRAINT ck_pools_itl_target_positive CHECK (itl_target_ms > 0)
+    CONSTRAINT ck_pools_itl_target_positive CHECK (itl_target_ms > 0),
+    CONSTRAINT ck_pools_tokens_ordered CHECK (tokens_min <= tokens_max)
 );
 
 CREATE TABLE pool_revisions (
@@ -92,6 +129,19 @@ CREATE TABLE idempotent_responses (
     CONSTRAINT pk_idempotent_responses PRIMARY KEY (caller, key)
 );
 CREATE INDEX ix_idempotent_responses_created_at ON idempotent_responses (created_at);
+
+CREATE TABLE model_groups (
+    owner text NOT NULL,
+    name text NOT NULL,
+    rule text NOT NULL,
+    members jsonb NOT NULL,
+    threshold_percent bigint NOT NULL,
+    patience_ms bigint NOT NULL,
+    priority_tier_max bigint NOT NULL,
+    escalations_percent_max bigint NOT NULL,
+    created_at timestamptz NOT NULL,
+    CONSTRAINT pk_model_groups PRIMARY KEY (owner, name)
+);
 
 CREATE TABLE outbox (
     id BIGSERIAL CONSTRAINT pk_outbox PRIMARY KEY,
@@ -271,7 +321,82 @@ CREATE TABLE upload_files (
     CONSTRAINT ck_upload_files_size_positive CHECK (size_bytes > 0)
 );
 
+CREATE TABLE batch_files (
+    id text NOT NULL CONSTRAINT pk_batch_files PRIMARY KEY,
+    tenant_id text NOT NULL CONSTRAINT fk_batch_files_tenant_id_tenants REFERENCES tenants (id),
+    filename text NOT NULL,
+    purpose text NOT NULL,
+    size_bytes bigint NOT NULL,
+    created_at timestamptz NOT NULL,
+    expires_at timestamptz NOT NULL,
+    stored_at timestamptz,
+    deleted_at timestamptz,
+    CONSTRAINT ck_batch_files_purpose_known CHECK (purpose IN ('batch', 'batch_output')),
+    CONSTRAINT ck_batch_files_size_possible CHECK (size_bytes >= 0)
+);
+CREATE INDEX ix_batch_files_expires_at ON batch_files (expires_at);
+CREATE INDEX ix_batch_files_tenant_id_id ON batch_files (tenant_id, id);
+
+CREATE TABLE batches (
+    id text NOT NULL CONSTRAINT pk_batches PRIMARY KEY,
+    tenant_id text NOT NULL CONSTRAINT fk_batches_tenant_id_tenants REFERENCES tenants (id),
+    key_id text NOT NULL CONSTRAINT fk_batches_key_id_api_keys REFERENCES api_keys (id),
+    input_file_id text NOT NULL,
+    endpoint text NOT NULL,
+    priority bigint NOT NULL,
+    callback_endpoint_id text,
+    labels jsonb,
+    status text NOT NULL,
+    service_class text NOT NULL,
+    errors jsonb,
+    model text,
+    total bigint NOT NULL,
+    completed bigint NOT NULL,
+    failed bigint NOT NULL,
+    enqueued_tokens bigint NOT NULL,
+    input_tokens bigint NOT NULL,
+    cached_tokens bigint NOT NULL,
+    output_tokens bigint NOT NULL,
+    cost_nanos bigint NOT NULL,
+    result_bytes bigint NOT NULL,
+    ends_as text,
+    end_code text,
+    end_message text,
+    output_file_id text,
+    error_file_id text,
+    created_at timestamptz NOT NULL,
+    expires_at timestamptz NOT NULL,
+    in_progress_at timestamptz,
+    finalizing_at timestamptz,
+    cancelling_at timestamptz,
+    ended_at timestamptz,
+    CONSTRAINT ck_batches_status_known CHECK (status IN (
+        'validating', 'failed', 'in_progress', 'finalizing', 'completed', 'expired', 'cancelling', 'cancelled')),
+    CONSTRAINT ck_batches_ended_has_time CHECK (
+        (ended_at IS NOT NULL) = (status IN ('failed', 'completed', 'expired', 'cancelled'))),
+    CONSTRAINT ck_batches_counts_possible CHECK (completed >= 0 AND failed >= 0 AND completed + failed <= total)
+);
+CREATE INDEX ix_batches_open ON batches (id) WHERE ended_at IS NULL;
+CREATE INDEX ix_batches_tenant_id_id ON batches (tenant_id, id);
+
+CREATE TABLE batch_results (
+    batch_id text NOT NULL CONSTRAINT fk_batch_results_batch_id_batches REFERENCES batches (id),
+    line bigint NOT NULL,
+    failed boolean NOT NULL,
+    body BYTEA NOT NULL,
+    CONSTRAINT pk_batch_results PRIMARY KEY (batch_id, line)
+);
+
+CREATE TABLE batch_pauses (
+    id bigint NOT NULL CONSTRAINT pk_batch_pauses PRIMARY KEY,
+    reason text NOT NULL,
+    since timestamptz NOT NULL,
+    CONSTRAINT ck_batch_pauses_one_row CHECK (id = 1)
+);
+
 CREATE VIEW adapter_names AS SELECT id AS adapter_id, tenant_id, name FROM adapters;
+
+CREATE VIEW outside_models AS SELECT base_model, counts_like FROM provider_models;
 
 CREATE VIEW stored_revisions AS
 SELECT r.tenant_id, r.adapter_id, a.base_model, coalesce(r.rank_class, 0) AS rank_class, r.id AS revision_id, r.digest,

@@ -59,6 +59,7 @@ CREATE TABLE usage_months (
     cached_tokens bigint DEFAULT 0 NOT NULL,
     output_tokens bigint DEFAULT 0 NOT NULL,
     amount_nanos bigint DEFAULT 0 NOT NULL,
+    gpu_us bigint DEFAULT 0 NOT NULL,
     CONSTRAINT pk_usage_months PRIMARY KEY (tenant_id, month, key_id)
 );
 
@@ -80,6 +81,22 @@ CREATE TABLE usage_replica_hours (
     CONSTRAINT pk_usage_replica_hours PRIMARY KEY (hour, replica_id, tenant_id, base_model)
 );
 CREATE INDEX ix_usage_replica_hours_changed_at ON usage_replica_hours (changed_at);
+
+CREATE TABLE provider_costs (
+    request_id varchar COLLATE "C" NOT NULL CONSTRAINT pk_provider_costs PRIMARY KEY,
+    tenant_id varchar NOT NULL,
+    base_model varchar NOT NULL,
+    price_version_id varchar
+        CONSTRAINT fk_provider_costs_price_version_id_price_versions REFERENCES price_versions (id),
+    settled_at timestamptz NOT NULL,
+    input_tokens bigint NOT NULL,
+    cached_tokens bigint NOT NULL,
+    output_tokens bigint NOT NULL,
+    cost_nanos bigint NOT NULL,
+    counted_here boolean NOT NULL,
+    CONSTRAINT ck_provider_costs_cost_not_negative CHECK (cost_nanos >= 0)
+);
+CREATE INDEX ix_provider_costs_settled_at ON provider_costs (settled_at);
 
 CREATE TABLE usage_amendments (
     request_id varchar COLLATE "C" NOT NULL,
@@ -148,6 +165,8 @@ CREATE TABLE usage_records (
         CONSTRAINT fk_usage_records_transfer_id_transfers REFERENCES transfers (id) DEFERRABLE INITIALLY DEFERRED,
     kv_measured boolean DEFAULT false NOT NULL,
     service_tier varchar DEFAULT 'default' NOT NULL,
+    service_class varchar DEFAULT 'interactive' NOT NULL,
+    gpu_us bigint DEFAULT 0 NOT NULL,
     CONSTRAINT ck_usage_records_quantities_possible CHECK (
         input_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0 AND cached_tokens BETWEEN 0 AND input_tokens),
     CONSTRAINT ck_usage_records_aborted_prefill_is_part_of_input CHECK (
@@ -160,18 +179,38 @@ CREATE TABLE usage_records (
     CONSTRAINT ck_usage_records_estimate_has_cause CHECK (NOT estimated OR outcome = 'gateway_gone'),
     CONSTRAINT ck_usage_records_tier_known CHECK (adapter_tier IN ('slot', 'memory', 'disk', 'store')),
     CONSTRAINT ck_usage_records_late_is_later CHECK (late_from > settled_at),
-    CONSTRAINT ck_usage_records_service_tier_known CHECK (service_tier IN ('default', 'flex'))
+    CONSTRAINT ck_usage_records_service_tier_known CHECK (service_tier IN ('default', 'flex')),
+    CONSTRAINT ck_usage_records_service_class_known CHECK (
+        service_class IN ('near_real_time', 'interactive', 'batch'))
 )PARTITION BY RANGE (request_id);
 CREATE INDEX ix_usage_records_tenant_id_late_from ON usage_records (tenant_id, late_from) WHERE late_from IS NOT NULL;
 CREATE INDEX ix_usage_records_tenant_id_settled_at ON usage_records (tenant_id, settled_at);
 CREATE INDEX ix_usage_records_transfer_id ON usage_records (transfer_id);
+
+CREATE TABLE yielded_usage (
+    request_id varchar COLLATE "C" NOT NULL CONSTRAINT pk_yielded_usage PRIMARY KEY,
+    tenant_id varchar NOT NULL,
+    base_model varchar NOT NULL,
+    adapter_id varchar,
+    replica_id varchar NOT NULL,
+    settled_at timestamptz NOT NULL,
+    input_tokens bigint NOT NULL,
+    cached_tokens bigint NOT NULL,
+    aborted_prefill_tokens bigint NOT NULL,
+    output_tokens bigint NOT NULL,
+    kv_page_ms bigint NOT NULL,
+    kv_measured boolean NOT NULL,
+    CONSTRAINT ck_yielded_usage_quantities_possible CHECK (
+        input_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0 AND cached_tokens BETWEEN 0 AND input_tokens
+        AND aborted_prefill_tokens BETWEEN 0 AND input_tokens)
+);
 
 -- What each request used by now: amended requests with the quantities of their newest amendment, voided ones not at all.
 CREATE VIEW usage_now AS
 SELECT request_id, tenant_id, key_id, base_model, adapter_id, revision_id, rank_class, replica_id, outcome, started_at,
     settled_at, late_from, input_tokens, cached_tokens, aborted_prefill_tokens, output_tokens, kv_page_ms, kv_measured,
     first_token_ms, duration_ms, adapter_tier, adapter_load_ms, stall_ms, estimated, price_version_id, input_nanos,
-    cached_input_nanos, output_nanos, kv_nanos, amount_nanos, transfer_id, service_tier
+    cached_input_nanos, output_nanos, kv_nanos, amount_nanos, transfer_id, service_tier, service_class, gpu_us
 FROM usage_records r
 WHERE NOT EXISTS (SELECT FROM usage_amendments a WHERE a.request_id = r.request_id)
 UNION ALL
@@ -179,7 +218,7 @@ SELECT r.request_id, r.tenant_id, r.key_id, r.base_model, r.adapter_id, r.revisi
     r.outcome, r.started_at, r.settled_at, r.late_from, a.input_tokens, a.cached_tokens, a.aborted_prefill_tokens,
     a.output_tokens, a.kv_page_ms, r.kv_measured, r.first_token_ms, r.duration_ms, r.adapter_tier, r.adapter_load_ms,
     r.stall_ms, r.estimated, r.price_version_id, a.input_nanos, a.cached_input_nanos, a.output_nanos, a.kv_nanos,
-    a.amount_nanos, a.transfer_id, r.service_tier
+    a.amount_nanos, a.transfer_id, r.service_tier, r.service_class, r.gpu_us
 FROM usage_amendments a JOIN usage_records r ON r.request_id = a.request_id
 WHERE a.part = 'replacement'
     AND NOT EXISTS (SELECT FROM usage_amendments b WHERE b.request_id = a.request_id AND b.position > a.position);

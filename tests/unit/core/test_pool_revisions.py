@@ -3,7 +3,7 @@
 from core.contracts.pool_revisions import PoolRevision, settings_of
 from core.engine_settings import EngineSettings
 
-OF_THE_DEFAULTS = "642c24fe0d2ad93089fe02edc72578bbdc4fb01b37dfa1d960464972386a978b"
+OF_THE_DEFAULTS = "a0d761fd2e2c77a1db050247182fee74214b956da4c8547502377f23f83583e5"
 
 
 def revision(**settings) -> PoolRevision:

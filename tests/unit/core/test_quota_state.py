@@ -37,9 +37,10 @@ def test_used_is_never_negative_and_never_above_the_limit(ahead):
 
 
 def test_an_expired_hold_does_not_count_even_if_it_was_not_released():
-    seen = level(concurrent=b"3", kv_pages=b"10", month_held=b"100", spend_held_nanos=b"50")
-    seen = without_expired(seen, [[b"4", b"30", b"20", b"5"], [None, None, None, None]])
+    seen = level(concurrent=b"3", kv_pages=b"10", month_held=b"100", spend_held_nanos=b"50", gpu_held_us=b"9")
+    seen = without_expired(seen, [[b"4", b"30", b"20", b"5", b"7"], [None] * 5])
     assert (seen.concurrent_requests, seen.kv_pages, seen.tokens_held, seen.spend_held_nanos) == (2, 6, 50, 45)
+    assert seen.gpu_held_us == 2
 
 
 def test_a_year_ends_with_its_december():
