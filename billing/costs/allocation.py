@@ -19,9 +19,11 @@ from core.money import apportion
 
 CostKind = Literal[
     "requests", "aborted_prefill", "adapter_load", "pinned", "platform", "unclaimed", "idle", "starting", "draining",
-    "lost",
+    "lost", "provider",
 ]  # fmt: skip
-"""``platform``: probes and canaries. ``unclaimed``: work and stalls that the engine measured and no usage explains."""
+"""``platform``: probes and canaries. ``unclaimed``: work and stalls that the engine measured and no usage explains.
+``provider``: what an outside provider charged, which no replica's hour has.
+"""
 
 
 class CostOwner(msgspec.Struct, frozen=True, kw_only=True, order=True):

@@ -32,6 +32,14 @@ class DatedOutsidePrice(msgspec.Struct, frozen=True, kw_only=True):
     source: Annotated[str, fields.PRICE_SOURCE]
 
 
+class ChargedOutside(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider charged for one of its models in a period, and the tokens of its prompts and answers."""
+
+    base_model: str
+    nanos: int
+    tokens: int
+
+
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
     """Own cost beside an outside price. Without a usable price, ``outside_nanos`` and ``saving_ppm`` are None and
     ``status`` says why. ``saving_ppm`` is negative when the own cost is higher.
@@ -66,11 +74,22 @@ def _nearest(dividend: int, divisor: int) -> int | None:
 
 
 def saving(
-    prices: Iterable[DatedOutsidePrice], *, model: str, on: date, input_tokens: int, output_tokens: int, own_nanos: int
+    prices: Iterable[DatedOutsidePrice],
+    *,
+    model: str,
+    on: date,
+    input_tokens: int,
+    output_tokens: int,
+    own_nanos: int,
+    charged: ChargedOutside | None = None,
 ) -> Saving:
-    """Compare with the newest price of the model in dollars that is not after ``on``. Of two prices of one day, the
-    provider first in the alphabet counts.
+    """Compare with what a provider ``charged`` on average for a token of a similar model, prompt or answer. Otherwise
+    with the newest price of the model in dollars that is not after ``on``. Of two prices of one day, the provider first
+    in the alphabet counts.
     """
+    if charged is not None and charged.tokens > 0:
+        outside = _nearest((input_tokens + output_tokens) * charged.nanos, charged.tokens) or 0
+        return _current(charged.base_model, on, outside, own_nanos)
     known = [price for price in prices if price.base_model == model and price.as_of <= on]
     ours = [price for price in known if price.currency.lower() == CURRENCY]
     if not ours:
@@ -82,10 +101,14 @@ def saving(
     outside = (
         input_tokens * newest.input_nanos_per_mtok + output_tokens * newest.output_nanos_per_mtok + MEGATOKENS // 2
     ) // MEGATOKENS
+    return _current(newest.provider, newest.as_of, outside, own_nanos)
+
+
+def _current(provider: str, as_of: date, outside: int, own_nanos: int) -> Saving:
     return Saving(
         status="current",
-        provider=newest.provider,
-        as_of=newest.as_of,
+        provider=provider,
+        as_of=as_of,
         outside_nanos=outside,
         own_nanos=own_nanos,
         saving_ppm=None if not outside else (outside - own_nanos) * PPM // outside,

@@ -4,25 +4,26 @@ Costs are the stored rows of hours that are shared out, and on request a preview
 cost is what an owner caused. The absorbed cost also spreads the platform's rows (idle, start, lost …) of a placement
 group over its owners by their direct cost; the two are never mixed.
 
-Cost and revenue are of the same hours: revenue ends where costs do, and the tokens of a break-even are those of the
-replicas and hours that have a cost.
+Cost and revenue are of the same hours: revenue and what outside providers charged end where costs of replicas do, and
+the tokens of a break-even are those of the replicas and hours that have a cost.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
 from billing.costs import due_hours, price_book
-from billing.costs.allocation import CostKind, CostOwner
-from billing.costs.break_even import DatedOutsidePrice, Saving, break_even, saving
+from billing.costs.allocation import CostOwner
+from billing.costs.break_even import ChargedOutside, DatedOutsidePrice, Saving, break_even, saving
 from billing.costs.due_hours import UnratedReplicas
 from billing.costs.hours import HourCost, Preview, preview
+from billing.costs.owned_costs import OwnedCost, absorbed_costs, charged_outside, costs_at_providers
 from billing.costs.rates import MS_PER_HOUR
 from billing.costs.revenue import Revenue, read_revenue
 from billing.costs.settings import PREVIEW_HOURS_MAX, REPORT_DAYS_MAX, REPORT_ROWS_MAX, CostSettings
@@ -58,12 +59,6 @@ GROUP BY h.base_model, h.rank_max ORDER BY h.base_model, h.rank_max
 """)
 
 
-_OF_TENANTS: Final = sa.text("""
-SELECT tenant_id, sum(nanos)::bigint FROM cost_rows
-WHERE hour_ms >= :since_ms AND tenant_id = ANY(CAST(:tenants AS text[])) GROUP BY tenant_id
-""")
-
-
 # What the replicas computed in the hours that have a cost, by the hour in which each request began. Amendments change
 # nothing here.
 _TOKENS = sa.text("""
@@ -80,16 +75,6 @@ WHERE u.hour >= :start AND u.hour < :end AND (
 )
 GROUP BY u.base_model
 """)
-
-
-class OwnedCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One owner's cost for one reason in a placement group."""
-
-    base_model: str
-    rank_max: int
-    owner: CostOwner
-    kind: CostKind
-    nanos: int
 
 
 class GroupTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,9 +178,11 @@ def report(
         _add_open_hours(opened.hours, costs, groups)
     until_ms = end_ms if opened.until_ms is None else min(end_ms, max(start_ms, opened.until_ms))
     charged = read_revenue(session, start=start, end=clock.from_ms(until_ms))
+    at_providers = costs_at_providers(session, start=start, end=clock.from_ms(until_ms))
+    costs += [cost for cost in at_providers if cost.nanos > 0]
     unrated = set(due_hours.unrated(session, before_ms=end_ms, after_ms=start_ms).values())
     models = sorted({group.base_model for group in groups})
-    rated = set(models) - {each.base_model for each in unrated}
+    rated = {*models, *(cost.base_model for cost in at_providers)} - {each.base_model for each in unrated}
     rows = margins(costs, charged, group_by, rated)
     if len(rows) > REPORT_ROWS_MAX:
         raise InvalidRequest(
@@ -209,6 +196,7 @@ def report(
             platform[cost.kind] += cost.nanos
     prices = price_book.list_outside_prices(session)
     tokens = _tokens(session, start, end, opened.hours)
+    charged_for = charged_outside(session, at_providers)
     return CostReport(
         start=start,
         end=end,
@@ -220,7 +208,7 @@ def report(
         revenue_nanos=sum(each.revenue_nanos for each in charged),
         rows=tuple(rows),
         platform=dict(sorted(platform.items())),
-        models=tuple(_economics(model, groups, tokens[model], prices, end) for model in models),
+        models=tuple(_economics(model, groups, tokens[model], prices, end, charged_for.get(model)) for model in models),
     )
 
 
@@ -253,13 +241,6 @@ def stored_costs(session: Session, start_ms: int, end_ms: int) -> tuple[list[Own
     bounds = {"ratio_min": RATIO_PPM_MIN, "ratio_max": RATIO_PPM_MAX, "error_max": ERROR_PPM_MAX}
     groups = [GroupTime(**row) for row in session.connection().execute(_HOURS, period | bounds).mappings()]
     return costs, groups
-
-
-def costs_of_tenants(session: Session, tenant_ids: Collection[str], *, since: datetime) -> dict[str, int]:
-    """The direct cost of each of these tenants in the hours from ``since`` on that are shared out."""
-    parameters = {"since_ms": clock.to_ms(since), "tenants": list(tenant_ids)}
-    found = session.connection().execute(_OF_TENANTS, parameters)
-    return dict.fromkeys(tenant_ids, 0) | {tenant_id: nanos for tenant_id, nanos in found}  # noqa: C416 - of row types
 
 
 def _add_open_hours(opened: Iterable[HourCost], costs: list[OwnedCost], groups: list[GroupTime]) -> None:
@@ -336,29 +317,6 @@ def _margin_row(key: str, sums: Counter[str], cost: int, absorbed: int, *, known
     )
 
 
-def absorbed_costs(costs: Iterable[OwnedCost]) -> dict[tuple[CostOwner, str], int]:
-    """Direct cost plus a part of the platform's cost of the same placement group, by owner and base model. Whole
-    nanodollars: the parts of a group add up to its cost. A group without usage spreads nothing.
-    """
-    direct: dict[tuple[str, int], Counter[CostOwner]] = defaultdict(Counter)
-    overhead: Counter[tuple[str, int]] = Counter()
-    for cost in costs:
-        group = (cost.base_model, cost.rank_max)
-        if cost.owner.tenant_id:
-            direct[group][cost.owner] += cost.nanos
-        else:
-            overhead[group] += cost.nanos
-    found: Counter[tuple[CostOwner, str]] = Counter()
-    for group, owners in direct.items():
-        whole, so_far, given = sum(owners.values()), 0, 0
-        for owner in sorted(owners):  # each gets what the running total has grown by, so that nothing is lost
-            so_far += owners[owner]
-            share = overhead[group] * so_far // whole - given
-            given += share
-            found[owner, group[0]] += owners[owner] + share
-    return dict(found)
-
-
 def _key(owner: CostOwner, base_model: str, group_by: CostGrouping) -> str:
     keys = {"tenant": owner.tenant_id, "adapter": owner.adapter_id, "plan": owner.plan_id, "model": base_model}
     return keys[group_by]
@@ -370,6 +328,7 @@ def _economics(
     tokens: tuple[int, int],
     prices: Sequence[DatedOutsidePrice],
     end: datetime,
+    charged: ChargedOutside | None,
 ) -> ModelEconomics:
     mine = [group for group in groups if group.base_model == model]
     inputs, outputs = tokens
@@ -386,7 +345,15 @@ def _economics(
         utilisation_ppm=busy_ms * PPM // paid_ms if paid_ms else 0,
         break_even_observed_nanos=found["observed"],
         break_even_full_use_nanos=found["full_use"],
-        saving=saving(prices, model=model, on=end.date(), input_tokens=inputs, output_tokens=outputs, own_nanos=total),
+        saving=saving(
+            prices,
+            model=model,
+            on=end.date(),
+            input_tokens=inputs,
+            output_tokens=outputs,
+            own_nanos=total,
+            charged=charged,
+        ),
         unfitted_hours=sum(group.unfitted_hours for group in mine),
         flagged_hours=sum(group.flagged_hours for group in mine),
     )

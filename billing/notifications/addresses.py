@@ -5,14 +5,13 @@ every answer is checked, at registration and before each attempt; ``webhook_send
 Fails closed: a range that is not known to be public is refused.
 """
 
-import re
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LookupTimeout
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import ip_address
 from threading import Condition
 from typing import Final
 from urllib.parse import urlsplit
@@ -21,6 +20,7 @@ import msgspec
 
 from billing.notifications.settings import ADDRESS_LENGTH_MAX
 from core.errors import InvalidRequest, Unprocessable
+from core.public_addresses import PRINTABLE, is_host, is_public
 
 Resolve = Callable[[str, int], Sequence[str]]
 """From host and port to IP addresses as text. Raises OSError."""
@@ -28,26 +28,6 @@ Resolve = Callable[[str, int], Sequence[str]]
 _PORTS_FROM: Final = 1_024
 _LOOKUPS_MAX: Final = 32
 _LOOKUPS_OF_TENANT_MAX: Final = 4  # a host that never answers holds its thread longer than its caller
-_LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-_PRINTABLE: Final = re.compile(r"[!-\[\]-~]+")  # ASCII without spaces, control characters and the backslash
-
-# IANA's registries of special addresses (RFC 6890 and its updates, as of 2026), and the addresses at which clouds serve
-# metadata outside of them.
-_REFUSED_V4: Final = tuple(
-    map(
-        IPv4Network,
-        (
-            "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
-            "192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16",
-            "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
-            "168.63.129.16/32",
-        ),
-    )
-)  # fmt: skip
-_PUBLIC_V6: Final = IPv6Network("2000::/3")  # the only range that is given out; all embedded IPv4 forms lie elsewhere
-_REFUSED_V6: Final = tuple(
-    map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"))
-)  # protocol assignments with Teredo, documentation, 6to4, AS112
 
 
 class WebhookTarget(msgspec.Struct, frozen=True):
@@ -67,7 +47,7 @@ class WebhookTarget(msgspec.Struct, frozen=True):
 
 def parse_webhook(url: str, *, allow_loopback: bool) -> WebhookTarget:
     """The parts of a webhook's URL. Raises InvalidRequest for anything but a plain https URL, or http with loopback."""
-    if len(url) > ADDRESS_LENGTH_MAX or not _PRINTABLE.fullmatch(url):
+    if len(url) > ADDRESS_LENGTH_MAX or not PRINTABLE.fullmatch(url):
         raise _unusable(f"use at most {ADDRESS_LENGTH_MAX} printable ASCII characters; write other names in punycode")
     try:
         parts = urlsplit(url)
@@ -80,7 +60,7 @@ def parse_webhook(url: str, *, allow_loopback: bool) -> WebhookTarget:
         raise _unusable(f"begin it with {' or '.join(f'{each}://' for each in schemes)}")
     if "@" in parts.netloc or "#" in url:
         raise _unusable("leave out user, password and fragment; messages are signed instead")
-    if not _is_host(host):
+    if not is_host(host):
         raise _unusable("its host is no name and no IP address")
     port = {"https": 443, "http": 80}[parts.scheme] if port is None else port
     if port != 443 and port < _PORTS_FROM:
@@ -102,11 +82,7 @@ def is_allowed(address: str, *, allow_loopback: bool) -> bool:
         return False
     if allow_loopback and found.is_loopback:
         return True
-    match found:
-        case IPv4Address():
-            return not any(found in network for network in _REFUSED_V4)
-        case IPv6Address():
-            return found in _PUBLIC_V6 and not any(found in network for network in _REFUSED_V6)
+    return is_public(found)
 
 
 class HostLookup:
@@ -177,15 +153,6 @@ class HostLookup:
 def _resolve(host: str, port: int) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
-
-
-def _is_host(host: str) -> bool:
-    if ":" in host:
-        try:
-            return ip_address(host) is not None and "%" not in host
-        except ValueError:
-            return False
-    return 0 < len(host) <= 253 and all(_LABEL.fullmatch(label) for label in host.split("."))
 
 
 def _unusable(reason: str) -> InvalidRequest:

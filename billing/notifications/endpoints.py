@@ -5,7 +5,7 @@ An e-mail address gets nothing but its confirmation code until its reader has se
 send mail to strangers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -18,7 +18,7 @@ from sqlmodel.sql.expression import SelectOfScalar
 from billing.notifications.delivery_queue import fail_pending
 from billing.notifications.event_types import ENDPOINT_CONFIRMATION, ENDPOINT_TEST
 from billing.notifications.models import Notification, NotificationEndpoint
-from billing.notifications.outbox import notify
+from billing.notifications.outbox import notify, pending
 from billing.notifications.signing_secrets import SecretBox
 from billing.notifications.views import EndpointKind, EndpointSecret, EndpointStatus, EndpointView
 from core.db import database_now, newest_first, unit_of_work
@@ -36,6 +36,8 @@ _NOT_KEPT: Final = (
 _RESEALED_AT_ONCE: Final = 200
 _HOUR: Final = timedelta(hours=1)
 _REQUESTED: Final = (ENDPOINT_TEST, ENDPOINT_CONFIRMATION)
+_CALLBACK: Final = ["batch.callback"]
+"""The event types of an endpoint that a callback has made. No event has this type: it gets what is sent to it alone."""
 
 
 def create(
@@ -53,8 +55,10 @@ def create(
     """
     if kind == "email":
         require_email(address, param="address")
-    mine = _of(tenant_id)
-    if session.exec(mine.where(NotificationEndpoint.kind == kind, NotificationEndpoint.address == address)).first():
+    mine = _of(tenant_id).where(NotificationEndpoint.event_types != _CALLBACK)
+    if session.exec(
+        _of(tenant_id).where(NotificationEndpoint.kind == kind, NotificationEndpoint.address == address)
+    ).first():
         raise Conflict(
             "address: you have an endpoint with this address. Change that one.",
             code="notification_endpoint_exists",
@@ -65,22 +69,43 @@ def create(
             f"notification_endpoints: a tenant may have at most {endpoints_max}. Delete one that is no longer used.",
             code="notification_endpoint_quota_exceeded",
         )
-    endpoint_id, now = new_id("nep"), database_now(session)
-    secret = box.new_secret() if kind == "webhook" else None
-    row = NotificationEndpoint(
-        id=endpoint_id,
-        tenant_id=tenant_id,
-        kind=kind,
-        address=address,
-        event_types=sorted(set(event_types)),
-        status="active" if kind == "webhook" else "unconfirmed",
-        signing_secret=box.seal(secret, endpoint_id) if secret else None,
-        created_at=now,
-        updated_at=now,
-    )
-    session.add(row)
-    session.flush()
-    return _with_secret(row, secret, _STORE_NOW if secret else _CODE_SENT)
+    return _add(session, box, tenant_id, kind, address, event_types)
+
+
+def for_callback(
+    session: Session,
+    box: SecretBox,
+    *,
+    tenant_id: str,
+    url: str,
+    in_use: Collection[str | None],
+    callbacks_max: int,
+) -> tuple[str, str | None]:
+    """The id of the tenant's webhook with this address, which is made where there is none: then with its new secret. A
+    new one of more than ``callbacks_max`` takes the place of the one that was called for least recently and is not
+    ``in_use``. The caller has locked the tenant and looked the host up. Raises Conflict for one that is disabled, and
+    Forbidden.
+    """
+    webhooks = _of(tenant_id).where(NotificationEndpoint.kind == "webhook")
+    if (found := session.exec(webhooks.where(NotificationEndpoint.address == url)).first()) is not None:
+        require_active(found)
+        found.updated_at = database_now(session)
+        return found.id, None
+    callbacks = webhooks.where(NotificationEndpoint.event_types == _CALLBACK)
+    made = session.exec(callbacks.order_by(col(NotificationEndpoint.updated_at))).all()
+    if len(made) >= callbacks_max:
+        undelivered = pending(session, {each.id for each in made})
+        unused = next((each.id for each in made if each.id not in in_use and not undelivered[each.id]), None)
+        if unused is None:
+            raise Forbidden(
+                f"callback_url: a tenant may have {callbacks_max} callbacks that have not been called. Wait until some "
+                "have.",
+                code="notification_endpoint_quota_exceeded",
+                param="callback_url",
+            )
+        delete(session, tenant_id=tenant_id, endpoint_id=unused)
+    created = _add(session, box, tenant_id, "webhook", url, _CALLBACK)
+    return created.id, created.secret
 
 
 def without_secret(created: EndpointSecret) -> EndpointSecret:
@@ -246,6 +271,27 @@ def require_active(row: NotificationEndpoint) -> None:
         raise _unconfirmed()
     if row.status != "active":
         raise _inactive()
+
+
+def _add(
+    session: Session, box: SecretBox, tenant_id: str, kind: EndpointKind, address: str, event_types: Sequence[str]
+) -> EndpointSecret:
+    endpoint_id, now = new_id("nep"), database_now(session)
+    secret = box.new_secret() if kind == "webhook" else None
+    row = NotificationEndpoint(
+        id=endpoint_id,
+        tenant_id=tenant_id,
+        kind=kind,
+        address=address,
+        event_types=sorted(set(event_types)),
+        status="active" if kind == "webhook" else "unconfirmed",
+        signing_secret=box.seal(secret, endpoint_id) if secret else None,
+        created_at=now,
+        updated_at=now,
+    )
+    session.add(row)
+    session.flush()
+    return _with_secret(row, secret, _STORE_NOW if secret else _CODE_SENT)
 
 
 def _sealed_again(box: SecretBox, sealed: bytes | None, endpoint_id: str) -> bytes | None:

@@ -26,6 +26,7 @@ SPEND_THRESHOLD: Final = "spend.threshold_reached"
 BALANCE_LOW: Final = "balance.low"
 CREDIT_LIMIT_THRESHOLD: Final = "credit_limit.threshold_reached"
 COMMITMENT_THRESHOLD: Final = "commitment.threshold_reached"
+BATCH_ENDED: Final = "batch.ended"
 
 _ALL: Final = (
     EventType(
@@ -108,6 +109,12 @@ _ALL: Final = (
         fields=("invoice_id", "number", "due_cents", "url"),
         subject="Confirm the payment of invoice {number}",
         text="Your bank asks you to confirm the payment of {due_cents} for invoice {number} ({invoice_id}):\n\n{url}",
+    ),
+    EventType(
+        name=BATCH_ENDED,
+        fields=("batch_id", "status", "total", "completed", "failed", "output_file_id", "error_file_id"),
+        subject="Batch {batch_id} is {status}",
+        text="The batch {batch_id} is {status}: of its {total} lines, {completed} have an answer and {failed} failed.",
     ),
     EventType(
         name="tenant.suspended",

@@ -35,7 +35,7 @@ from core.rating import rate
 TENANTS_AT_ONCE_MAX: Final = 200
 UNREAD_EVENTS_MAX: Final = 100_000
 PRICE_AGE_MAX: Final = timedelta(days=1)  # the default of TENORA_BILLING_PRICE_AGE_S_MAX
-_COUNTS: Final = ("month_used", "month_spent_nanos", "spent_nanos")
+_COUNTS: Final = ("month_used", "month_spent_nanos", "spent_nanos", "month_gpu_us")
 _ROUNDING_NANOS_MAX: Final = 1_000  # an estimate and its rest are rounded separately
 _TENANT: Final = msgspec.json.Decoder(TenantGrant)
 _KEY: Final = msgspec.json.Decoder(KeyGrant)
@@ -50,12 +50,13 @@ end
 _ADD: Final = """
 local month = redis.call('HGET', KEYS[1], 'month')
 if not month or month < ARGV[1] then
-  redis.call('HSET', KEYS[1], 'month', ARGV[1], 'month_used', 0, 'month_spent_nanos', 0)
+  redis.call('HSET', KEYS[1], 'month', ARGV[1], 'month_used', 0, 'month_spent_nanos', 0, 'month_gpu_us', 0)
   month = ARGV[1]
 end
 if month == ARGV[1] then
   redis.call('HINCRBY', KEYS[1], 'month_used', ARGV[2])
   redis.call('HINCRBY', KEYS[1], 'month_spent_nanos', ARGV[3])
+  redis.call('HINCRBY', KEYS[1], 'month_gpu_us', ARGV[5])
 end
 redis.call('HINCRBY', KEYS[1], 'spent_nanos', ARGV[4])
 """
@@ -75,6 +76,7 @@ class Drift(NamedTuple):
     tokens: int
     nanos: int
     total_nanos: int = 0
+    gpu_us: int = 0
 
 
 class _Window(NamedTuple):
@@ -91,6 +93,15 @@ class _Seen(NamedTuple):
     month: str
     counts: Mapping[str, Counter[str]]
     events: Sequence[UsageEvent]
+
+
+class _Counted(NamedTuple):
+    """What counts towards the month's limits on tokens and GPU time."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    gpu_us: int = 0
 
 
 class _Unrecorded(NamedTuple):
@@ -166,7 +177,7 @@ def drift(
         has, should_have = seen.counts[quota], truth[tenant_id, ""]
         one = Drift(*(has[name] - should_have[name] for name in _COUNTS))
         one = one._replace(total_nanos=0) if only_month else one
-        if one.tokens != 0 or max(abs(one.nanos), abs(one.total_nanos)) >= _ROUNDING_NANOS_MAX:
+        if one.tokens != 0 or one.gpu_us != 0 or max(abs(one.nanos), abs(one.total_nanos)) >= _ROUNDING_NANOS_MAX:
             found[tenant_id] = one
     return found
 
@@ -291,7 +302,7 @@ def _look(redis: redis_client.Redis, quotas: Sequence[str], tenants: Mapping[str
     for quota, (at, *values) in zip(quotas, stored, strict=True):
         numbers = Counter({name: int(value or 0) for name, value in zip(_COUNTS, values, strict=True)})
         if at != month.encode():
-            numbers["month_used"] = numbers["month_spent_nanos"] = 0
+            numbers["month_used"] = numbers["month_spent_nanos"] = numbers["month_gpu_us"] = 0
         counts[quota] = numbers
     decoded = (decode_event(fields.get(b"event")) for _, fields in (*dead_letters, *waiting))
     events = [event for event in decoded if isinstance(event, UsageEvent) and event.tenant_id in tenants]
@@ -307,7 +318,7 @@ def _recorded(
     within = col(UsageMonth.month) == month_period(month).start
     columns = (
         col(UsageMonth.input_tokens), col(UsageMonth.cached_tokens), col(UsageMonth.output_tokens),
-        col(UsageMonth.amount_nanos),
+        col(UsageMonth.gpu_us), col(UsageMonth.amount_nanos),
     )  # fmt: skip
     statement = (
         sa.select(
@@ -321,8 +332,8 @@ def _recorded(
     )
     truth: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for tenant_id, key_id, *sums in session.connection().execute(statement):
-        input_tokens, cached, output_tokens, month_nanos, nanos = map(int, sums)
-        _add(truth, tenants[tenant_id], key_id, input_tokens, cached, output_tokens, month_nanos, nanos)
+        *counted, month_nanos, nanos = map(int, sums)
+        _add(truth, tenants[tenant_id], key_id, _Counted(*counted), month_nanos, nanos)
     return truth
 
 
@@ -343,8 +354,15 @@ def _add_unrecorded(
     period = month_period(month)
     for event, nanos in unrecorded:
         now = period.start <= clock.from_ms(event.settled_at_ms) < period.end
-        counted = (event.input_tokens, event.cached_tokens, event.output_tokens) if now else (0, 0, 0)
-        _add(truth, tenants[event.tenant_id], event.key_id, *counted, nanos if now else 0, nanos)
+        counted = _Counted(event.input_tokens, event.cached_tokens, event.output_tokens, event.gpu_us)
+        _add(
+            truth,
+            tenants[event.tenant_id],
+            event.key_id,
+            counted if now else _Counted(),
+            nanos if now else 0,
+            nanos,
+        )
 
 
 def _cost(event: UsageEvent, book: PriceBook, price_age_max: timedelta) -> int:
@@ -358,14 +376,18 @@ def _add(
     truth: defaultdict[tuple[str, str], Counter[str]],
     tenant: TenantGrant,
     key_id: str,
-    input_tokens: int,
-    cached_tokens: int,
-    output_tokens: int,
+    counted: _Counted,
     month_nanos: int,
     nanos: int,
 ) -> None:
-    tokens = input_tokens + output_tokens - (0 if tenant.limits.count_cached_tokens else cached_tokens)
+    uncounted = 0 if tenant.limits.count_cached_tokens else counted.cached_tokens
+    tokens = counted.input_tokens + counted.output_tokens - uncounted
     for owner in {key_id, ""}:  # an adjustment belongs to no key
         truth[tenant.tenant_id, owner].update(
-            {"month_used": tokens, "month_spent_nanos": month_nanos, "spent_nanos": nanos}
+            {
+                "month_used": tokens,
+                "month_spent_nanos": month_nanos,
+                "spent_nanos": nanos,
+                "month_gpu_us": counted.gpu_us,
+            }
         )

@@ -1,7 +1,8 @@
 """Compares what engines counted with what the ledger has, by replica, tenant, model and the hour of the requests' ids.
 
 Both sides know that hour exactly, so the comparison is exact while requests run: a request is on neither side before it
-ends. An hour in which either side changed a moment ago waits, because the other side may follow.
+ends. An hour in which either side changed a moment ago waits, because the other side may follow. Requests that an
+outside provider served are in no comparison: no engine counted them.
 """
 
 from collections import defaultdict
@@ -15,6 +16,7 @@ from sqlmodel import Session
 
 from billing.reconciliation.differences import CountedHour, Difference, NamedRequest, explain
 from core import clock
+from core.contracts.replicas import OUTSIDE
 from core.ids import first_id_of_ms
 
 _HOUR: Final = timedelta(hours=1)
@@ -28,7 +30,7 @@ WITH engines AS (
 ), ledger AS (
     SELECT hour, replica_id, tenant_id, base_model, input_tokens - aborted_prefill_tokens AS prompt_tokens,
         exact_cached_tokens AS cached_tokens, output_tokens, kv_measured_page_ms AS kv_page_ms, changed_at
-    FROM usage_replica_hours {hours}
+    FROM (SELECT * FROM usage_replica_hours WHERE NOT starts_with(replica_id, '{outside}')) of_engines {hours}
 ), both_sides AS (
     SELECT hour, replica_id, tenant_id, base_model,
         coalesce(e.prompt_tokens, 0) AS engine_prompt_tokens, coalesce(l.prompt_tokens, 0) AS ledger_prompt_tokens,
@@ -67,14 +69,15 @@ UNION SELECT billing_request_hour(request_id) FROM engine_ended_requests WHERE r
 ORDER BY 1
 """)
 
-# Requests of one hour that an engine named, and those that were lost with their engine, which could name none.
+# Requests of one hour that an engine named, and those that were lost with their engine, which could name none. The run
+# of a batch's line counts as lost when its gateway dies, and has its last checkpoint among what was yielded.
 _NAMED: Final = sa.text("""
 SELECT e.request_id, e.replica_id, e.tenant_id, e.base_model, e.prompt_tokens AS engine_prompt_tokens,
     coalesce(r.prompt_tokens, 0) AS ledger_prompt_tokens, e.cached_tokens AS engine_cached_tokens,
     coalesce(r.cached_tokens, 0) AS ledger_cached_tokens, e.output_tokens AS engine_output_tokens,
     coalesce(r.output_tokens, 0) AS ledger_output_tokens, coalesce(e.kv_page_ms, 0) AS engine_kv_page_ms,
     coalesce(r.kv_page_ms, 0) AS ledger_kv_page_ms,
-    r.outcome IS NULL OR r.outcome IN ('gateway_gone', 'replica_gone') AS was_lost
+    coalesce(r.was_lost, true) AS was_lost
 FROM (
     SELECT request_id, replica_id, tenant_id, base_model, sum(prompt_tokens)::bigint AS prompt_tokens,
         sum(cached_tokens)::bigint AS cached_tokens, sum(output_tokens)::bigint AS output_tokens,
@@ -83,10 +86,20 @@ FROM (
 ) e LEFT JOIN LATERAL (
     SELECT sum(input_tokens - aborted_prefill_tokens)::bigint AS prompt_tokens,
         sum(cached_tokens) FILTER (WHERE NOT estimated AND aborted_prefill_tokens = 0)::bigint AS cached_tokens,
-        sum(output_tokens)::bigint AS output_tokens, min(outcome) AS outcome,
+        sum(output_tokens)::bigint AS output_tokens,
+        bool_or(outcome IN ('gateway_gone', 'replica_gone', 'yielded')) AS was_lost,
         sum(kv_page_ms) FILTER (WHERE kv_measured)::bigint AS kv_page_ms
-    FROM usage_records r
-    WHERE r.request_id IN (e.request_id, e.request_id || '\\:rest') AND r.replica_id = e.replica_id
+    FROM (
+        SELECT replica_id, input_tokens, cached_tokens, aborted_prefill_tokens, output_tokens, kv_page_ms, kv_measured,
+            estimated, outcome
+        FROM usage_records WHERE request_id IN (e.request_id, e.request_id || '\\:rest')
+      UNION ALL
+        SELECT replica_id, input_tokens, cached_tokens, aborted_prefill_tokens, output_tokens, kv_page_ms, kv_measured,
+            false, 'yielded'
+        FROM yielded_usage
+        WHERE request_id > e.request_id || '\\:' AND request_id < e.request_id || ';'
+    ) r
+    WHERE r.replica_id = e.replica_id
 ) r ON true
 UNION ALL
 SELECT min(request_id), replica_id, tenant_id, base_model, 0,
@@ -144,7 +157,7 @@ def changed_hours(session: Session, since: datetime) -> list[datetime]:
 def check_engines(session: Session, hours: Sequence[datetime] | None, *, settled_before: datetime) -> EngineCheck:
     """Compare these hours, or with None all. What changed after ``settled_before`` waits."""
     clause = "" if hours is None else "WHERE hour = ANY(CAST(:hours AS timestamptz[]))"
-    counted = _COUNTED.format(hours=clause)
+    counted = _COUNTED.format(hours=clause, outside=OUTSIDE)
     parameters: dict[str, Any] = {"settled_before": settled_before}
     if hours is not None:
         parameters["hours"] = list(hours)

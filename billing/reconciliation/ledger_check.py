@@ -118,7 +118,13 @@ SELECT hour, replica_id, tenant_id, base_model, {sums} FROM (
         ] AS hour, replica_id, tenant_id, base_model, input_tokens - aborted_prefill_tokens AS prompt_tokens,
         CASE WHEN NOT estimated AND aborted_prefill_tokens = 0 THEN cached_tokens ELSE 0 END AS exact_cached_tokens,
         output_tokens, kv_page_ms, CASE WHEN kv_measured THEN kv_page_ms ELSE 0 END AS kv_measured_page_ms
-    FROM usage_records
+    FROM (
+        SELECT request_id, replica_id, tenant_id, base_model, input_tokens, cached_tokens, aborted_prefill_tokens,
+            output_tokens, kv_page_ms, kv_measured, estimated FROM usage_records
+      UNION ALL
+        SELECT request_id, replica_id, tenant_id, base_model, input_tokens, cached_tokens, aborted_prefill_tokens,
+            output_tokens, kv_page_ms, kv_measured, false FROM yielded_usage
+    ) computed
 ) made GROUP BY 1, 2, 3, 4
 """
 _REPLICA_HOURS: Final = """

@@ -20,12 +20,15 @@ from billing.reconciliation.engine_check import changed_hours, check_engines
 from billing.reconciliation.models import ReconciliationDifference, ReconciliationRun
 from billing.reconciliation.views import Reconciliation, TenantReconciliation
 from billing.usage.stream import read_backlog
+from core.contracts.replicas import OUTSIDE
 from core.db import database_now
 from core.errors import Unavailable
 from core.money import NANOS_PER_CENT
 
 _LATELY: Final = timedelta(days=1, hours=1)
 """Above the longest time that a run waits before it judges an hour (TENORA_BILLING_RECONCILE_SETTLE_S)."""
+_OUTSIDE: Final = f"starts_with(replica_id, '{OUTSIDE}')"
+"""Requests that an outside provider served: no engine counted them."""
 _TOKEN_KINDS: Final = ", ".join(f"'{kind}'" for kind, each in QUANTITIES.items() if each.unit == "token")
 # One statement sees one snapshot. Tokens and amounts come from the hourly sums; what is on invoices comes from their
 # lines; what was earned and invoiced also comes from the ledger's transfers. Each was written on its own, so a
@@ -39,8 +42,9 @@ WITH engines AS (
     FROM engine_usage_hours GROUP BY tenant_id
 ), recorded AS (
     SELECT tenant_id,
-           sum(input_tokens - aborted_prefill_tokens + output_tokens) AS recorded_tokens,
-           sum(aborted_prefill_tokens) AS aborted_prefill_tokens,
+           sum(input_tokens - aborted_prefill_tokens + output_tokens) FILTER (WHERE NOT {_OUTSIDE}) AS recorded_tokens,
+           sum(input_tokens + output_tokens) FILTER (WHERE {_OUTSIDE}) AS provider_tokens,
+           sum(aborted_prefill_tokens) FILTER (WHERE NOT {_OUTSIDE}) AS aborted_prefill_tokens,
            sum(kv_measured_page_ms) AS kv_measured_page_ms,
            sum(kv_page_ms - kv_measured_page_ms) AS kv_unmeasured_page_ms,
            sum(estimated_requests) AS estimated_requests
@@ -80,6 +84,7 @@ WITH engines AS (
            coalesce(engine_kv_page_ms, 0)::bigint AS engine_kv_page_ms,
            coalesce(recorded_tokens, 0)::bigint AS recorded_tokens,
            coalesce(ledger_tokens, 0)::bigint AS ledger_tokens,
+           coalesce(provider_tokens, 0)::bigint AS provider_tokens,
            coalesce(aborted_prefill_tokens, 0)::bigint AS aborted_prefill_tokens,
            coalesce(kv_measured_page_ms, 0)::bigint AS kv_measured_page_ms,
            coalesce(kv_unmeasured_page_ms, 0)::bigint AS kv_unmeasured_page_ms,
@@ -101,7 +106,7 @@ WITH engines AS (
     FULL JOIN owed USING (tenant_id)
 )
 SELECT tenant_id, engine_tokens, engine_cached_tokens, engine_kv_page_ms, recorded_tokens, ledger_tokens,
-       aborted_prefill_tokens, kv_measured_page_ms, kv_unmeasured_page_ms, invoiced_tokens,
+       provider_tokens, aborted_prefill_tokens, kv_measured_page_ms, kv_unmeasured_page_ms, invoiced_tokens,
        ledger_tokens - invoiced_tokens AS unbilled_tokens,
        unbilled_nanos::bigint AS unbilled_nanos, invoiced_nanos, estimated_requests,
        (abs(earned - used_nanos) + abs(receivable - billed_nanos))::bigint AS drift_nanos
@@ -130,6 +135,7 @@ def reconcile(session: Session, redis: redis_client.Redis) -> Reconciliation:
         engine_tokens=_sum(rows, "engine_tokens"),
         aborted_prefill_tokens=_sum(rows, "aborted_prefill_tokens"),
         ledger_tokens=_sum(rows, "ledger_tokens"),
+        provider_tokens=_sum(rows, "provider_tokens"),
         invoiced_tokens=_sum(rows, "invoiced_tokens"),
         unbilled_tokens=_sum(rows, "unbilled_tokens"),
         drift_tokens=drift_tokens,

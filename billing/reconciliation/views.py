@@ -17,6 +17,7 @@ class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: Annotated[str, fields.TENANT_ID]
     engine_tokens: Annotated[int, about("Tokens that the engines counted.")]
     ledger_tokens: Annotated[int, fields.LEDGER_TOKENS]
+    provider_tokens: Annotated[int, fields.PROVIDER_TOKENS]
     aborted_prefill_tokens: Annotated[int, fields.ABORTED_PREFILL_TOKENS]
     kv_measured_page_ms: Annotated[int, fields.KV_MEASURED_PAGE_MS]
     kv_unmeasured_page_ms: Annotated[int, fields.KV_UNMEASURED_PAGE_MS]
@@ -29,10 +30,11 @@ class TenantReconciliation(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     """The same tokens counted in three places. ``drift_tokens`` is ``engine_tokens`` plus ``aborted_prefill_tokens``,
-    which engines do not count, minus the tokens of the records in the ledger, without amendments. It is meaningful only
-    when ``unprocessed_events`` and ``dead_letters`` are 0 and no request has run for three seconds: engines report a
-    request within two seconds after its end. ``ledger_drift_nanos`` must always be 0. So must ``excess_cached_tokens``:
-    tokens of exact events that were charged at the cached price and that their engine did not take from its cache.
+    which engines do not count, minus the tokens of the records in the ledger, without amendments and without
+    ``provider_tokens``, which no engine counted. It is meaningful only when ``unprocessed_events`` and ``dead_letters``
+    are 0 and no request has run for three seconds: engines report a request within two seconds after its end.
+    ``ledger_drift_nanos`` must always be 0. So must ``excess_cached_tokens``: tokens of exact events that were charged
+    at the cached price and that their engine did not take from its cache.
 
     A request whose gateway died is charged by its last checkpoint. What its engine produced after that is not charged
     and stays in the drift; requests that ran when their engine died are charged, and no engine has reported them.
@@ -44,6 +46,7 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     engine_tokens: Annotated[int, about("Tokens of tenants that the engines counted.")]
     aborted_prefill_tokens: Annotated[int, fields.ABORTED_PREFILL_TOKENS]
     ledger_tokens: Annotated[int, fields.LEDGER_TOKENS]
+    provider_tokens: Annotated[int, fields.PROVIDER_TOKENS]
     invoiced_tokens: Annotated[int, fields.INVOICED_TOKENS]
     unbilled_tokens: Annotated[int, fields.UNBILLED_TOKENS]
     drift_tokens: Annotated[

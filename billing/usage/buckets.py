@@ -1,9 +1,9 @@
-"""Reads a tenant's usage in time buckets, split by any of model, adapter, key, service tier and revision: as one answer
+"""Reads a tenant's usage in time buckets, split by model, adapter, key, service tier, class or revision: as one answer
 (``usage``) or in pages (``read_page``).
 
 Whole days and hours come from sums (``billing.usage.resolution``). Records are read only for buckets of a minute, for
-the parts of an hour in which a range begins or ends, and by revision. Reading changes nothing and never includes
-another tenant.
+the parts of an hour in which a range begins or ends, and by revision or class. Reading changes nothing and never
+includes another tenant.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ from core.errors import InvalidRequest
 from core.periods import BUCKET_LENGTH, EPOCH, Bucket, Period, aware, bucket_count, bucket_start
 from core.spend_windows import window_at
 
-Dimension = Literal["base_model", "adapter_id", "key_id", "service_tier", "revision_id"]
+Dimension = Literal["base_model", "adapter_id", "key_id", "service_tier", "revision_id", "service_class"]
 """What usage is split by. An adapter of "" is the base model itself."""
 
 _DIMENSIONS: Final[dict[GroupBy | None, tuple[Dimension, ...]]] = {
@@ -43,17 +43,21 @@ _DIMENSIONS: Final[dict[GroupBy | None, tuple[Dimension, ...]]] = {
     "base_model": ("base_model",),
     "key": ("key_id",),
     "revision": ("base_model", "adapter_id", "revision_id"),
+    "service_class": ("service_class",),
 }
 _HOUR: Final = timedelta(hours=1)
 _PRICED: Final = ("price_version_id", "base_model", "rank_class", "service_tier")
 _Priced = tuple[str, str, int, ServiceTier]
 _SUMS: Final = ("requests", "estimated_requests", *COUNTED, *AMOUNTS)
 _SERVED: Final = (
-    "revision_id", "outcome", "adapter_tier", "first_token_ms", "duration_ms", "stall_ms",
+    "revision_id", "service_class", "outcome", "adapter_tier", "first_token_ms", "duration_ms", "stall_ms",
 )  # fmt: skip
 _PERCENTILES: Final = {"p50": 50, "p99": 99}
 _OUTCOMES: Final = get_args(Outcome)
 _TIERS: Final = get_args(Tier)
+_FIRST_TOKEN_MS: Final = 500  # the goal of an interactive stream
+_WHOLE_MS: Final = 10_000  # of an interactive answer in one piece
+_SHORT_MS: Final = 1_000  # of a near-real-time answer, whole
 
 
 class BucketQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,9 +84,9 @@ class UsagePosition(NamedTuple):
 
 class UsageGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The usage of one group in the bucket that begins at ``start``. Only the ids that were grouped by are set, and
-    ``service`` by revision. ``input_tokens`` includes cached ones and ``aborted_prefill_tokens``, which are prompt
-    tokens of requests that were aborted before their first token. ``estimated_requests`` are those whose gateway died,
-    charged by their last checkpoint.
+    ``service`` by revision or class. ``input_tokens`` includes cached ones and ``aborted_prefill_tokens``, which are
+    prompt tokens of requests that were aborted before their first token. ``estimated_requests`` are those whose gateway
+    died, charged by their last checkpoint.
 
     ``cached_savings_nanos`` is what the cached tokens would have cost beyond their price, had they not been cached. It
     is read with pages only.
@@ -106,6 +110,7 @@ class UsageGroup(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str | None = None
     service_tier: str | None = None
     revision_id: str | None = None
+    service_class: str | None = None
     service: Service | None = None
 
     @property
@@ -204,15 +209,15 @@ def _statement(
 ) -> sa.Select[Any]:  # columns of several types
     """The sums by bucket, group and the columns of ``priced``, after the group ``after`` of the first bucket."""
     days = _midnights(period, query.zone) if query.width == "1d" and query.zone != "UTC" else []
-    by_revision = "revision_id" in query.group_by  # only records say it, and how a request was served
-    width: Bucket = "1m" if by_revision else _summed_width(query.width, days)
+    of_records = not {"revision_id", "service_class"}.isdisjoint(query.group_by)  # and how a request was served
+    width: Bucket = "1m" if of_records else _summed_width(query.width, days)
     filters = Filters(query.tenant_id, query.models, query.adapter_ids, query.key_ids)
-    used = resolution.used(filters, period, width, _SUMS, also=_SERVED if by_revision else ())
+    used = resolution.used(filters, period, width, _SUMS, also=_SERVED if of_records else ())
     rows = sa.select(_bucket_start(used.c.at, query.width, days), *used.c).subquery("bucketed")
     keys = [rows.c.start, *(rows.c[name] for name in query.group_by)]
     every = list(dict.fromkeys([*keys, *(rows.c[name] for name in priced)]))
     sums = (total(rows.c[name]).label(name) for name in _SUMS)
-    service = _service_columns(rows) if by_revision else ()
+    service = _service_columns(rows) if of_records else ()
     statement = sa.select(*every, *sums, *service).group_by(*every).order_by(*keys).limit(USAGE_ROWS_MAX + 1)
     if not after:
         return statement
@@ -260,7 +265,17 @@ def _checked(period: Period, bucket: Bucket) -> Period:
 
 def _service_columns(rows: sa.Subquery) -> list[sa.Label[Any]]:  # columns of several types
     """The columns of ``Service``, named by its fields."""
-    columns: list[sa.Label[Any]] = [total(rows.c.stall_ms).label("service.stall_ms")]
+    in_time = sa.case(
+        (rows.c.service_class == "near_real_time", rows.c.duration_ms < _SHORT_MS),
+        (rows.c.service_class == "interactive",
+         sa.func.coalesce(rows.c.first_token_ms < _FIRST_TOKEN_MS, rows.c.duration_ms < _WHOLE_MS)),
+    )  # fmt: skip
+    judged = sa.and_(in_time.is_not(None), rows.c.outcome != "client_gone", rows.c.requests > 0)
+    columns: list[sa.Label[Any]] = [
+        total(rows.c.stall_ms).label("service.stall_ms"),
+        sa.func.count().filter(judged).label("service.goal_requests"),
+        sa.func.count().filter(judged, in_time, rows.c.outcome == "done").label("service.goal_met_requests"),
+    ]
     for name, percent in _PERCENTILES.items():
         percentile = sa.func.percentile_disc(sa.literal_column(f"{percent} / 100.0"))  # disc: a value that was measured
         columns += [
@@ -283,6 +298,8 @@ def _service(row: Mapping[str, Any]) -> Service | None:  # columns of several ty
         return None
     return Service(
         stall_ms=said["stall_ms"],
+        goal_requests=said["goal_requests"],
+        goal_met_requests=said["goal_met_requests"],
         outcomes={name: said[f"outcomes.{name}"] for name in _OUTCOMES if said[f"outcomes.{name}"]},
         tiers={name: said[f"tiers.{name}"] for name in _TIERS if said[f"tiers.{name}"]},
         **{name: value for name, value in said.items() if name.rpartition("_")[2] in _PERCENTILES},

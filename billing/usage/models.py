@@ -49,6 +49,7 @@ class UsageRecord(SQLModel, table=True):
         sa.CheckConstraint("adapter_tier IN ('slot', 'memory', 'disk', 'store')", name="tier_known"),
         sa.CheckConstraint("late_from > settled_at", name="late_is_later"),
         sa.CheckConstraint("service_tier IN ('default', 'flex')", name="service_tier_known"),
+        sa.CheckConstraint("service_class IN ('near_real_time', 'interactive', 'batch')", name="service_class_known"),
         sa.Index("ix_usage_records_tenant_id_settled_at", "tenant_id", "settled_at"),
         sa.Index(
             "ix_usage_records_tenant_id_late_from",
@@ -92,6 +93,8 @@ class UsageRecord(SQLModel, table=True):
     amount_nanos: int = Field(sa_type=sa.BigInteger)
     transfer_id: str
     service_tier: str = Field(default="default", sa_column_kwargs=_DEFAULT_TIER)
+    service_class: str = Field(default="interactive", sa_column_kwargs={"server_default": "interactive"})
+    gpu_us: int = Field(default=0, sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
 
 
 UsageNow = orm.aliased(
@@ -188,6 +191,7 @@ class UsageMonth(SQLModel, table=True):
     cached_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     output_tokens: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     amount_nanos: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
+    gpu_us: int = Field(default=0, sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
 
 
 class UsageReplicaHour(SQLModel, table=True):
@@ -215,6 +219,58 @@ class UsageReplicaHour(SQLModel, table=True):
     kv_measured_page_ms: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     kv_unmeasured_requests: int = Field(sa_type=sa.BigInteger, sa_column_kwargs=_COUNT)
     changed_at: datetime = Field(sa_type=Instant)
+
+
+class YieldedUsage(SQLModel, table=True):
+    """What an engine computed for a batch request before it gave way to better work and ran again: the platform's cost,
+    in no tenant's usage. ``request_id`` is the request's with a number.
+    """
+
+    __tablename__ = "yielded_usage"
+    __table_args__ = (
+        sa.CheckConstraint(
+            "input_tokens >= 0 AND output_tokens >= 0 AND kv_page_ms >= 0 AND cached_tokens BETWEEN 0 AND input_tokens"
+            " AND aborted_prefill_tokens BETWEEN 0 AND input_tokens",
+            name="quantities_possible",
+        ),
+    )
+
+    request_id: str = Field(primary_key=True, sa_type=sa.String(collation="C"))
+    tenant_id: str
+    base_model: str
+    adapter_id: str | None = None
+    replica_id: str
+    settled_at: datetime = Field(sa_type=Instant)
+    input_tokens: int = Field(sa_type=sa.BigInteger)
+    cached_tokens: int = Field(sa_type=sa.BigInteger)
+    aborted_prefill_tokens: int = Field(sa_type=sa.BigInteger)
+    output_tokens: int = Field(sa_type=sa.BigInteger)
+    kv_page_ms: int = Field(sa_type=sa.BigInteger)
+    kv_measured: bool
+
+
+class ProviderCost(SQLModel, table=True):
+    """What a request cost at its outside provider, by the costs of a token when it ran. ``counted_here``: the tokens
+    are the gateway's estimate, because the provider reported none that can be true. An amendment changes nothing here:
+    the platform has paid. Without a price version its tenant was charged nothing.
+    """
+
+    __tablename__ = "provider_costs"
+    __table_args__ = (
+        sa.CheckConstraint("cost_nanos >= 0", name="cost_not_negative"),
+        sa.Index("ix_provider_costs_settled_at", "settled_at"),
+    )
+
+    request_id: str = Field(primary_key=True, sa_type=sa.String(collation="C"))
+    tenant_id: str
+    base_model: str
+    price_version_id: str | None = Field(foreign_key="price_versions.id")
+    settled_at: datetime = Field(sa_type=Instant)
+    input_tokens: int = Field(sa_type=sa.BigInteger)
+    cached_tokens: int = Field(sa_type=sa.BigInteger)
+    output_tokens: int = Field(sa_type=sa.BigInteger)
+    cost_nanos: int = Field(sa_type=sa.BigInteger)
+    counted_here: bool
 
 
 class UsageAmendment(SQLModel, table=True):

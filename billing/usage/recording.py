@@ -18,9 +18,10 @@ from billing import ledger, metrics
 from billing.prices import price_book
 from billing.prices.quantities import COUNTED
 from billing.subscriptions.billed_until import share_billed_until
-from billing.usage import sums
+from billing.usage import provider_costs, sums
 from billing.usage.models import UsageRecord
 from billing.usage.stream import Refusal
+from billing.usage.yielded import record_yielded
 from core import clock
 from core.contracts.usage import REST, UsageEvent
 from core.db import database_now
@@ -71,6 +72,15 @@ def record(
     recorded id with other content. ``estimates`` are the records that rests among the events complete, by the id of the
     rest.
     """
+    yielded = {entry_id: event for entry_id, event in events.items() if event.outcome == "yielded"}
+    if yielded:
+        new = dict.fromkeys(record_yielded(session, yielded))
+        provider_costs.add(session, ((yielded[entry_id], None) for entry_id in new))
+        others = {entry_id: event for entry_id, event in events.items() if entry_id not in yielded}
+        result = RecordingResult(
+            {entry_id: yielded[entry_id] for entry_id in new}, [each for each in yielded if each not in new], {}
+        )
+        return result.joined(record(session, others, limits))
     result = RecordingResult({}, [], {})
     rows = _rate(session, events, limits, result.refused)
     entries = {row["request_id"]: entry_id for entry_id, row in rows.items()}
@@ -88,6 +98,10 @@ def record(
         if entry_id not in result.recorded and entry_id not in result.refused
     }
     rests = _compare(session, known, result) if known else {}
+    if estimates is None:  # the costs of rests are in those of their requests
+        costs = [(event, rows[entry_id]["price_version_id"]) for entry_id, event in result.recorded.items()]
+        exact = [event for entry_id, event in known.items() if entry_id not in result.refused and not event.estimated]
+        provider_costs.add(session, [*costs, *((event, None) for event in exact)])
     if not rests:
         return result
     # A rest has an id that no estimate has, so there is no second level.
@@ -170,6 +184,7 @@ def _counted_before(estimate: UsageRecord | None, billed_until: Mapping[str, dat
 
 def unrecorded(session: Session, events: Sequence[UsageEvent]) -> list[UsageEvent]:
     """The events, or the rests of estimated ones, that are not in the ledger yet, in stream order."""
+    events = [event for event in events if event.outcome != "yielded"]
     ids = {event.request_id for event in events}
     known: dict[str, UsageRecord | UsageEvent] = dict(_records(session, [*ids, *(each + REST for each in ids)]))
     found: list[UsageEvent] = []
@@ -233,7 +248,9 @@ def _difference(event: UsageEvent, one: UsageRecord) -> str | None:
 
 def _facts(event: UsageEvent) -> dict[str, Any]:  # Any: columns of every type
     """The event as columns."""
-    fields = msgspec.structs.asdict(event)
+    fields = msgspec.structs.asdict(event) | {"gpu_us": event.gpu_us}
+    del fields["input_gpu_us"], fields["output_gpu_us"]
+    del fields["token_costs"], fields["counted_here"]  # billing/usage/provider_costs.py records them
     del fields["price_version_id"]  # the record has the one that it is charged by
     del fields["kv_measured"]  # says how the quantity was found; the same request may be settled again without it
     fields["started_at"] = clock.from_ms(fields.pop("started_at_ms"))

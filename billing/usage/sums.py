@@ -44,7 +44,7 @@ _REPLICA_SUMS: Final = (
     "kv_page_ms", "kv_measured_page_ms", "kv_unmeasured_requests",
 )  # fmt: skip
 _MONTH_KEY: Final = ("tenant_id", "month", "key_id")
-_MONTH_SUMS: Final = ("input_tokens", "cached_tokens", "output_tokens", "amount_nanos")
+_MONTH_SUMS: Final = ("input_tokens", "cached_tokens", "output_tokens", "amount_nanos", "gpu_us")
 
 
 def add(session: Session, records: Iterable[tuple[Row, Row | None]]) -> None:
@@ -53,16 +53,24 @@ def add(session: Session, records: Iterable[tuple[Row, Row | None]]) -> None:
     """
     hours: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     months: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
-    replicas: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    rows = []
     for row, estimate in records:
+        rows.append(row)
         hours[_hour_key(row)].update(_hour_sums(row, estimate))
-        replica = (request_hour(row["request_id"]), row["replica_id"], row["tenant_id"], row["base_model"])
-        replicas[replica].update(_replica_sums(row))
         months[row["tenant_id"], month_start(row["settled_at"]), row["key_id"]].update(
             {name: row[name] for name in _MONTH_SUMS}
         )
     _write_hours(session, hours)
     _write(session, UsageMonth, _MONTH_KEY, _MONTH_SUMS, months)
+    add_by_replica(session, rows)
+
+
+def add_by_replica(session: Session, rows: Iterable[Row]) -> None:
+    """Add new records, or what batch requests computed before they gave way, to the sums by replica."""
+    replicas: defaultdict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        replica = (request_hour(row["request_id"]), row["replica_id"], row["tenant_id"], row["base_model"])
+        replicas[replica].update(_replica_sums(row))
     _write(session, UsageReplicaHour, _REPLICA_KEY, _REPLICA_SUMS, replicas, changed_at=database_now(session))
 
 
@@ -105,7 +113,7 @@ def _hour_sums(row: Row, estimate: Row | None) -> dict[str, int]:
 
 
 def _replica_sums(row: Row) -> dict[str, int]:
-    is_request = not row["request_id"].endswith(REST)
+    is_request = ":" not in row["request_id"]
     is_exact = not row["estimated"] and row["aborted_prefill_tokens"] == 0
     return {
         **{name: row[name] for name in _REPLICA_SUMS if name in row},
@@ -119,7 +127,7 @@ def _replica_sums(row: Row) -> dict[str, int]:
 
 def request_hour(request_id: str) -> datetime:
     """The start of the UTC hour in which a request's id was made; the epoch for an id of another form."""
-    made_ms = ms_of_id(request_id.removesuffix(REST))
+    made_ms = ms_of_id(request_id.partition(":")[0])
     return EPOCH if made_ms is None else hour_of(clock.from_ms(made_ms))
 
 

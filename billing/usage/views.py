@@ -8,7 +8,7 @@ import msgspec
 from core import fields
 from core.fields import about
 
-GroupBy = Literal["adapter", "base_model", "key", "revision"]
+GroupBy = Literal["adapter", "base_model", "key", "revision", "service_class"]
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +27,14 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     stall_ms: Annotated[int, about("Milliseconds for which loads of the adapter delayed all running requests.")]
     outcomes: Annotated[dict[str, int], about("Requests by how they ended.")]
     tiers: Annotated[dict[str, int], about("Requests by the adapter's place on arrival: slot, memory, disk or store.")]
+    goal_requests: Annotated[int, about("Requests of a class with a goal, without those whose caller hung up.")]
+    goal_met_requests: Annotated[
+        int,
+        about(
+            "Those of them that were answered in time: near_real_time within 1 s, "
+            "interactive with a first token within 500 ms, or, in one piece, within 10 s."
+        ),
+    ]
 
 
 class AmendmentView(msgspec.Struct, frozen=True, kw_only=True):

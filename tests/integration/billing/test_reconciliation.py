@@ -78,15 +78,15 @@ def test_a_revisions_report_shows_how_it_served(stage, noon):
     assert judged == {
         "rev_a": Service(
             first_token_ms_p50=500, first_token_ms_p99=990, duration_ms_p50=5_000, duration_ms_p99=9_900, stall_ms=0,
-            outcomes={"done": 100, "client_gone": 1}, tiers={"slot": 100},
+            outcomes={"done": 100, "client_gone": 1}, tiers={"slot": 100}, goal_requests=100, goal_met_requests=49,
         ),
         "rev_b": Service(
             first_token_ms_p50=None, first_token_ms_p99=None, duration_ms_p50=70, duration_ms_p99=70, stall_ms=13,
-            outcomes={"done": 1, "replica_gone": 1}, tiers={"store": 1},
+            outcomes={"done": 1, "replica_gone": 1}, tiers={"store": 1}, goal_requests=2, goal_met_requests=1,
         ),
         "rev_c": Service(
             first_token_ms_p50=None, first_token_ms_p99=None, duration_ms_p50=None, duration_ms_p99=None, stall_ms=0,
-            outcomes={"timeout": 1}, tiers={},
+            outcomes={"timeout": 1}, tiers={}, goal_requests=1, goal_met_requests=0,
         ),
     }  # fmt: skip
     assert {row.revision_id: row.requests for row in rows} == {"rev_a": 101, "rev_b": 2, "rev_c": 1}

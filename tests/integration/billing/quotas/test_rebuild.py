@@ -25,7 +25,8 @@ from tests.integration.billing.conftest import PRICES
 from tests.integration.billing.test_worker import environment
 
 LIMITS = KeyLimits(tokens_per_month=10**9)
-COUNTS = ("month_used", "month_spent_nanos", "spent_nanos")
+COUNTS = ("month_used", "month_spent_nanos", "spent_nanos", "month_gpu_us")
+GPU_US = {"input_gpu_us": 2, "output_gpu_us": 5}
 
 
 class Platform:
@@ -63,7 +64,7 @@ class Platform:
                 allowed = granted(tenant_id, prices=PRICES, key=LIMITS if key_id == "key_1" else None, key_id=key_id)
                 wanted = ask(100)
                 await quota.reserve(wanted, allowed, replica_id="rep_1", replica_pages_max=10**6)
-                event = self.stage.event(tenant_id, request_id=wanted.request_id, key_id=key_id, **changes)
+                event = self.stage.event(tenant_id, request_id=wanted.request_id, key_id=key_id, **GPU_US, **changes)
                 ending = Settlement(
                     request_id=wanted.request_id, tenant_id=tenant_id, replica_id="rep_1",
                     used=used_by(event, grant), event=event,
@@ -124,8 +125,8 @@ def test_usage_of_earlier_months_counts_as_spending_but_not_for_this_month(stage
     platform.publish()
     stage.bill(stage.event(tenant_id, settled_at_ms=stage.ago_ms(days=40)))
     rebuild.rebuild(stage.engine, stage.redis)
-    tokens, month_nanos, nanos = platform.counts()[redis_keys.tenant_quota(tenant_id)]
-    assert (tokens, month_nanos) == (0, 0)
+    tokens, month_nanos, nanos, gpu_us = platform.counts()[redis_keys.tenant_quota(tenant_id)]
+    assert (tokens, month_nanos, gpu_us) == (0, 0, 0)
     assert nanos == stage.value("SELECT sum(amount_nanos) FROM usage_records") > 0
 
 
@@ -157,13 +158,12 @@ def test_a_rebuild_is_exact_while_gateways_settle_and_billing_records(stage, pla
     with Interrupted(connection_pool=stage.redis.connection_pool) as looking:
         rebuild.rebuild(stage.engine, looking)
     billing.join()
-    recorded = stage.rows("SELECT sum(input_tokens + output_tokens) AS t, sum(amount_nanos) AS n FROM usage_records")
-    assert platform.counts()[redis_keys.tenant_quota(tenant_id)] == [
-        recorded[0]["t"],
-        recorded[0]["n"],
-        recorded[0]["n"],
-    ]
-    assert recorded[0]["t"] == 5 * 120 + 107
+    (recorded,) = stage.rows(
+        "SELECT sum(input_tokens + output_tokens) AS t, sum(amount_nanos) AS n, sum(gpu_us) AS g FROM usage_records"
+    )
+    sums = [recorded["t"], recorded["n"], recorded["n"], recorded["g"]]
+    assert platform.counts()[redis_keys.tenant_quota(tenant_id)] == sums
+    assert recorded["t"] == 5 * 120 + 107
 
 
 def test_two_concurrent_rebuilds_add_missing_usage_once(stage, platform):

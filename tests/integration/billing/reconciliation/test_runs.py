@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 
 from billing.reconciliation import runs
 from core import redis_keys
+from core.contracts.usage import YIELDED
 from tests.integration.billing.reconciliation.conftest import LIMITS, MODEL
 
 
@@ -279,3 +280,23 @@ def test_a_malformed_report_stops_no_other(stage, reconciled):
     reconciled.report(tenant_id=tenant, requests=1)
     assert stage.value("SELECT count(*) FROM engine_usage_hours WHERE tenant_id = :t", t=tenant) == 1
     assert stage.redis.xlen(redis_keys.ENGINE_USAGE) == 0
+
+
+def test_what_a_batch_request_computed_before_it_gave_way_is_the_engines_and_in_no_bill(stage, reconciled):
+    """It ran twice on one engine, which knows it under one id."""
+    tenant = stage.tenant()
+    answered = reconciled.event(tenant, input_tokens=100, output_tokens=20, kv_page_ms=1_601, service_class="batch")
+    gave_way = msgspec.structs.replace(
+        answered, request_id=f"{answered.request_id}{YIELDED}1", outcome="yielded", output_tokens=7, kv_page_ms=600
+    )
+    stage.bill(gave_way, answered)
+    stage.bill(gave_way)
+    reconciled.report(tenant_id=tenant, requests=2, prompt_tokens=200, output_tokens=27, kv_page_ms=2_201)
+    found = reconciled.run(full=True)
+    assert (found.engine_tokens, found.ledger_tokens, found.differences) == (227, 227, ())
+    assert stage.value("SELECT sum(requests) FROM usage_replica_hours") == 1
+    assert stage.value("SELECT sum(output_tokens) FROM usage_hours") == 20
+    assert stage.value("SELECT sum(output_tokens) FROM usage_records") == 20
+    reconciled.report(tenant_id=tenant, requests=1, prompt_tokens=0, output_tokens=5, kv_page_ms=0)
+    reconciled.report_ended(tenant, answered.request_id, prompt_tokens=200, output_tokens=32, kv_page_ms=2_201)
+    assert reconciled.run().explained_tokens == 0, "it is in no gateway's death"

@@ -4,7 +4,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from billing.costs.break_even import DatedOutsidePrice, break_even, saving
+from billing.costs.break_even import ChargedOutside, DatedOutsidePrice, break_even, saving
 from billing.costs.rates import MS_PER_HOUR
 
 TODAY = date(2026, 11, 24)
@@ -85,3 +85,14 @@ def test_ninety_days_are_not_stale_and_the_newest_price_counts():
 def test_an_own_cost_above_the_outside_price_is_a_negative_saving():
     found = saving([PRICE], model="m", on=TODAY, input_tokens=1_000_000, output_tokens=0, own_nanos=1_800_000_000)
     assert found.saving_ppm == -1_000_000
+
+
+@pytest.mark.parametrize(
+    ("tokens", "provider", "outside"), [(2_000_000, "acme-mini", 7_560_000_000), (0, "p", 4_536_000_000)]
+)
+def test_what_a_provider_charged_counts_before_a_price_that_was_entered(tokens, provider, outside):
+    charged = ChargedOutside(base_model="acme-mini", nanos=3_000_000_000, tokens=tokens)
+    counts = {"input_tokens": 4_200_000, "output_tokens": 840_000}
+    found = saving([PRICE], model="m", on=TODAY, **counts, own_nanos=2_500_000_000, charged=charged)
+    assert (found.status, found.provider, found.as_of, found.outside_nanos) == ("current", provider, TODAY, outside)
+    assert found.saving_ppm == (outside - 2_500_000_000) * 1_000_000 // outside
