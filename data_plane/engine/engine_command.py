@@ -25,6 +25,8 @@ def engine_argv(settings: ReplicaSettings, model: Path, device: str) -> list[str
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(model), "--served-model-name", settings.base_model]
     argv += ["--dtype", _dtype(settings, device)]
+    if settings.engine_task == "embed":
+        argv += ["--runner", "pooling", "--convert", "embed"]
     argv += ["--host", settings.engine_host, "--port", str(settings.engine_port)]
     argv += ["--max-model-len", str(settings.engine_context_tokens), "--max-num-seqs", str(settings.engine_sequences)]
     argv += [

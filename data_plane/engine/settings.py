@@ -284,6 +284,11 @@ class ReplicaSettings(
         description="Pause between two one-token probes of an engine that shows no progress. Gateways send requests to "
         "a hanging engine for at most this time plus `TENORA_PROBE_TIMEOUT_S` plus three heartbeats.",
     )
+    batch_token_ms_max: float = Field(
+        default=100, ge=0,
+        description="A mean time between two tokens that is fast enough for other requests beside batch. So few batch "
+        "requests run beside them that it is kept, or one and a half times the engine's fastest where that is more.",
+    )  # fmt: skip
     probe_timeout_s: float = Field(
         default=10,
         gt=0,

@@ -259,7 +259,7 @@ class Agent:
         """Generate one token. A timeout is no failure when other requests' tokens were counted meanwhile."""
         began = time.monotonic()
         try:
-            prompt_tokens, generated_tokens = await self._engine.generate_one_token()
+            prompt_tokens, generated_tokens = await self._engine.probe()
         except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
             if isinstance(error, TimeoutError) and self._progress.last_at_s > began:
                 result = "busy"

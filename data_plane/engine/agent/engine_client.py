@@ -1,4 +1,4 @@
-"""HTTP client of the agent's own engine: a real one-token generation as a probe, and its metrics.
+"""HTTP client of the agent's own engine: one real token or embedding as a probe, and its metrics.
 
 A 200 from ``/health`` does not prove health: an engine can answer it while it generates nothing (CVE-2026-114051).
 """
@@ -17,6 +17,8 @@ _READ: Final = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:num_preemptions_total",
+    "vllm:inter_token_latency_seconds_count",
+    "vllm:inter_token_latency_seconds_sum",
     "vllm:kv_cache_usage_perc",
     "vllm:cache_config_info",
 )
@@ -27,7 +29,8 @@ agent does."""
 @dataclass(frozen=True, kw_only=True)
 class EngineMetrics:
     """The engine's own numbers at one scrape. ``blocks`` is the number of KV cache blocks that requests can use,
-    ``kv_used`` the share of them in use, between 0 and 1.
+    ``kv_used`` the share of them in use, between 0 and 1. ``token_gaps`` counts the times between a request's tokens,
+    ``token_gaps_s`` is their sum.
     """
 
     prompt_tokens: int
@@ -38,6 +41,8 @@ class EngineMetrics:
     blocks: int
     block_tokens: int
     preemptions: int = 0
+    token_gaps: int = 0
+    token_gaps_s: float = 0.0
 
 
 class ProbeTokens:
@@ -75,6 +80,8 @@ def parse_metrics(text: str) -> EngineMetrics:
         blocks=int(cache["num_gpu_blocks"]) - 1,  # vLLM 0.32 reserves one (block_pool.py, null_block)
         block_tokens=int(cache["block_size"]),
         preemptions=int(values.get("vllm:num_preemptions_total", 0)),
+        token_gaps=int(values.get("vllm:inter_token_latency_seconds_count", 0)),
+        token_gaps_s=values.get("vllm:inter_token_latency_seconds_sum", 0.0),
     )
 
 
@@ -85,22 +92,25 @@ class LocalEngine:
         self.url = f"http://{settings.engine_host}:{settings.engine_port}"
         self._session = session
         self._base_model = settings.base_model
+        self._embeds = settings.engine_task == "embed"
         self._headers = {"Authorization": f"Bearer {settings.engine_key.get_secret_value()}"}
         self._probe_timeout = aiohttp.ClientTimeout(total=settings.probe_timeout_s)
         self._scrape_timeout = aiohttp.ClientTimeout(total=5)
 
-    async def generate_one_token(self) -> tuple[int, int]:
-        """Generate one token. Returns (prompt tokens, generated tokens)."""
-        body = {"model": self._base_model, "prompt": "ok", "max_tokens": 1, "temperature": 0}
+    async def probe(self) -> tuple[int, int]:
+        """Generate one token, or embed one text. Returns (prompt tokens, generated tokens)."""
+        path, body = "/v1/completions", {"prompt": "ok", "max_tokens": 1, "temperature": 0}
+        if self._embeds:
+            path, body = "/v1/embeddings", {"input": "ok"}
         async with self._session.post(
-            f"{self.url}/v1/completions",
-            json=body,
+            self.url + path,
+            json={"model": self._base_model, **body},
             headers=self._headers,
             timeout=self._probe_timeout,
             raise_for_status=True,
         ) as response:
             usage = (await response.json())["usage"]
-            return int(usage["prompt_tokens"]), int(usage["completion_tokens"])
+            return int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)
 
     async def metrics(self) -> EngineMetrics:
         """Scrape the engine's counters and gauges."""

@@ -21,6 +21,9 @@ INFO: Final = Gauge(
     "1, with the replica's pool (empty for none), base model and rank class, for joins with its other series.",
     ["pool", "base_model", "rank_class"],
 )
+BATCH_REQUESTS_MAX: Final = Gauge(
+    "tenora_replica_batch_requests_max", "Requests that may run in the engine beside batch when other classes use it."
+)
 RUNNING: Final = Gauge("tenora_replica_running_requests", "Requests that run in the engine.")
 WAITING: Final = Gauge("tenora_replica_waiting_requests", "Requests that wait in the engine's own queue.")
 ENGINE_TOKENS: Final = Counter(

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ from core.contracts.replicas import ReplicaState, ReplicaStatus, Residency
 from core.ids import is_id
 from core.kv_pages import PAGE_TOKENS
 from data_plane.engine.agent import metrics
+from data_plane.engine.agent.batch_limit import BatchLimit
 from data_plane.engine.agent.engine_client import EngineMetrics
 from data_plane.engine.settings import ReplicaSettings
 
@@ -82,6 +84,7 @@ class StatusPublisher:
         self._ttl_ms = int(settings.status_ttl_s * 1000)
         self._written_version = 0
         self._exported: EngineMetrics | None = None
+        self._batch_limit = BatchLimit(settings.engine_sequences, settings.batch_token_ms_max / 1000)
         metrics.INFO.labels(settings.pool, settings.base_model, str(settings.engine_rank_max)).set(1)
 
     async def publish(
@@ -116,6 +119,7 @@ class StatusPublisher:
         metrics.FREE_PAGES.set(status.pages_free)
         metrics.RUNNING.set(status.running_requests)
         metrics.WAITING.set(status.waiting_requests)
+        metrics.BATCH_REQUESTS_MAX.set(status.batch_requests_max)
         if engine is None:
             return
         before, self._exported = self._exported or engine, engine
@@ -161,6 +165,8 @@ class StatusPublisher:
         self, state: ReplicaState, engine: EngineMetrics | None, residency: Residency | None, reason: str
     ) -> ReplicaStatus:
         settings = self._settings
+        if engine is not None:
+            self._batch_limit.observe(engine, time.monotonic())
         block_tokens = settings.engine_block_tokens if engine is None else engine.block_tokens
         pages_total = 0 if engine is None else engine.blocks * block_tokens // PAGE_TOKENS
         return ReplicaStatus(
@@ -186,4 +192,6 @@ class StatusPublisher:
             run_dir_id=self._run_dir_id,
             pool=settings.pool,
             revision=settings.pool_revision,
+            sequences=settings.engine_sequences,
+            batch_requests_max=self._batch_limit.requests,
         )

@@ -49,12 +49,21 @@ class RunningRequest:
         return int(self.states[0].num_cached_tokens)
 
     def counts(self) -> list[SequenceCounts]:
-        """The tokens of each sequence that has produced any."""
+        """The tokens of each sequence whose prompt has been computed. An embedding has no output."""
         return [
-            SequenceCounts(state.prompt_len, state.num_cached_tokens, state.detokenizer.num_output_tokens())
+            SequenceCounts(
+                state.prompt_len,
+                state.num_cached_tokens,
+                0 if state.detokenizer is None else state.detokenizer.num_output_tokens(),
+            )
             for state in self.states
             if not state.is_prefilling
         ]
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the request asks for embeddings."""
+        return any(state.detokenizer is None for state in self.states)
 
     async def until_aborted(self, waiting: Awaitable[Result]) -> Result:
         """Wait for what must happen before vLLM gets the request. Raises ``RequestAborted`` after ``stop_waiting``."""

@@ -122,7 +122,8 @@ class ReportingSend:
         reports = self._kv.report()
         if prefills is not None:
             reports[b"tenora-aborted"] = msgspec.json.encode(prefills)
-        if len(self._running.states) > 1:  # of one sequence, the answer's usage says it all
+        # Of one generated sequence, the answer's usage says it all; that of embeddings lacks the cached tokens.
+        if len(self._running.states) > 1 or self._running.embeds:
             reports[b"tenora-sequences"] = msgspec.json.encode(self._running.counts())
         return reports
 

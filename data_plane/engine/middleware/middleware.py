@@ -12,6 +12,7 @@ import hmac
 import json
 from typing import Final
 
+from data_plane.engine import engine_ids
 from data_plane.engine.middleware import control_routes
 from data_plane.engine.middleware.adapter_requests import AdapterRequests
 from data_plane.engine.middleware.asgi import (
@@ -29,7 +30,7 @@ from data_plane.engine.settings import MiddlewareSettings
 
 ABORT_PATH: Final = "/inference/v1/abort_requests"
 OPEN_ROUTES: Final = frozenset({("GET", "/health"), ("GET", "/metrics")})
-GENERATING_ROUTES: Final = frozenset({("POST", "/v1/chat/completions"), ("POST", "/v1/completions")})
+GENERATING_ROUTES: Final = frozenset(("POST", path) for path in engine_ids.BY_PATH)
 KEYED_ROUTES: Final = GENERATING_ROUTES | control_routes.ROUTES | {("GET", "/v1/models"), ("POST", ABORT_PATH)}
 _ABORT_BODY_MAX_BYTES: Final = 16_384
 _ABORT_IDS_MAX: Final = 64

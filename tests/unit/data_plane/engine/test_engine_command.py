@@ -31,6 +31,17 @@ def test_the_middleware_and_the_lora_module_list_are_always_set():
     assert modules == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
+def test_an_engine_for_embeddings_pools_instead_of_generating():
+    embeds = engine_argv(SETTINGS.model_copy(update={"engine_task": "embed"}), MODEL, "cpu")
+    assert embeds[embeds.index("--runner") : embeds.index("--runner") + 4] == [
+        "--runner",
+        "pooling",
+        "--convert",
+        "embed",
+    ]
+    assert "--runner" not in engine_argv(SETTINGS, MODEL, "cpu")
+
+
 def test_the_engine_uses_the_tool_parser_and_the_schema_compiler_of_the_gateways():
     argv = engine_argv(SETTINGS, MODEL, "cpu")
     assert "--enable-auto-tool-choice" in argv

@@ -18,7 +18,7 @@ class Engine:
             prompt_tokens=0, generation_tokens=0, running=0, waiting=0, kv_used=0, blocks=1, block_tokens=32
         )
 
-    async def generate_one_token(self) -> tuple[int, int]:
+    async def probe(self) -> tuple[int, int]:
         return 1, 1
 
 

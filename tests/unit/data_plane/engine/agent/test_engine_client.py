@@ -19,6 +19,10 @@ vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 # TYPE vllm:num_preemptions counter
 vllm:num_preemptions_total{engine="0",model_name="m"} 7.0
+# TYPE vllm:inter_token_latency_seconds histogram
+vllm:inter_token_latency_seconds_bucket{engine="0",le="0.01",model_name="m"} 20.0
+vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 28.0
+vllm:inter_token_latency_seconds_sum{engine="0",model_name="m"} 0.7
 """
 
 
@@ -26,6 +30,7 @@ def test_the_numbers_are_read():
     metrics = parse_metrics(PAGE)
     assert (metrics.prompt_tokens, metrics.generation_tokens) == (49, 29)
     assert (metrics.running, metrics.waiting, metrics.kv_used, metrics.preemptions) == (3, 2, 0.25, 7)
+    assert (metrics.token_gaps, metrics.token_gaps_s) == (28, 0.7)
     assert (metrics.blocks, metrics.block_tokens) == (1455, 32), "vLLM reserves one null block"
 
 
