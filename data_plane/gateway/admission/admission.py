@@ -4,12 +4,10 @@ refusal. The wait queue decides the order of waiting requests.
 Fails closed: while Redis does not answer in time, only requests that a quota slice covers are admitted.
 """
 
-import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Final
 
 import structlog
@@ -25,35 +23,33 @@ from data_plane.gateway.admission.assignment import Assignment
 from data_plane.gateway.admission.demand_report import DemandReport
 from data_plane.gateway.admission.empty_pools import EmptyPools
 from data_plane.gateway.admission.fair_queue import service
+from data_plane.gateway.admission.moves import Moves, Placement, Watch, quotas_unavailable
 from data_plane.gateway.admission.quota_slices import QuotaSlices
 from data_plane.gateway.admission.wait_queue import WaitQueue
+from data_plane.gateway.api.client_connection import ClientGone
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.request_phases import RequestPhases
+from data_plane.gateway.errors import RequestSettled
 from data_plane.gateway.quota.allowance import Allowance
-from data_plane.gateway.quota.rate_limit_response import REPLICA_PAGES, ReservationResult, quota_exceeded
+from data_plane.gateway.quota.rate_limit_response import (
+    ENDED,
+    REPLICA_PAGES,
+    SETTLED,
+    ReservationResult,
+    quota_exceeded,
+)
 from data_plane.gateway.quota.reservation import ReservationRequest, Reservations, Settlement
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.settlement.settler import Hold, Settler
 
-Watch = Callable[[Callable[[], None] | None], None]
 _log = structlog.get_logger()
 _TENANT_ONLY: Final = -1  # no replica has so few pages: the script checks the tenant's limits alone
 _NO_REPLICA: Final = "none", PAGE_TOKENS  # id and block of a replica that has not started
 _NO_REPLICA_RETRY_S: Final = 2.0
-_LACKS_REPLICAS: Final = frozenset({"no_replica", "overloaded"})
+LACKS_REPLICAS: Final = frozenset({"no_replica", "overloaded"})
 """Codes of refusals that more replicas would have avoided."""
 _IMMEDIATE_MAX: Final = 3
 """Replicas to try before a request waits: each lost its free pages after this process last saw it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """What admission adds to a request: a replica, the hold on it, the rate limits' state, and the local assignment."""
-
-    replica: ReplicaStatus
-    hold: Hold
-    verdict: ReservationResult
-    assignment: Assignment = field(repr=False)
 
 
 class Admission:
@@ -79,6 +75,7 @@ class Admission:
         self._empty_pools = empty_pools
         self._demand = demand
         self._deadline_s = deadline_ms / 1000
+        self.moves = Moves(replicas, reservations, queue, deadline_s=self._deadline_s)
 
     async def admit(
         self, request: InferenceRequest, allowance: Allowance, watch: Watch, phases: RequestPhases
@@ -89,23 +86,24 @@ class Admission:
         try:
             return await self._admit(request, allowance, watch, phases)
         except Unavailable as refusal:
-            if refusal.code in _LACKS_REPLICAS:
+            if refusal.code in LACKS_REPLICAS:
                 self._demand.refused(request)
-                if refusal.code == "overloaded" and not self._has_ready_replica(request):
-                    ready_in_s = await self._empty_pools.ready_in_s(request.base_model, request.rank)
-                    if ready_in_s is not None:
+                if refusal.code == "overloaded" and not _ready(self._fitting(request), request):
+                    ready_in_s = await self._empty_pools.ready_in_s(request)
+                    if ready_in_s is not None and ready_in_s < math.inf:
                         raise _not_started(request, ready_in_s) from refusal
             raise
 
     async def _admit(
         self, request: InferenceRequest, allowance: Allowance, watch: Watch, phases: RequestPhases
     ) -> Placement:
+        self._queue.arrived(request)
         for assignment in itertools.islice(self._queue.assign_now(request), _IMMEDIATE_MAX):
             if placement := await self._reserve_on(request, allowance, assignment):
                 return placement
         entry = self._queue.enter(request)
         phases.queued_at = time.monotonic()
-        watch(lambda: self._queue.disconnect(entry))
+        watch(lambda: entry.item.refuse(ClientGone()))
         try:
             try:
                 await self._require_admissible(request, allowance)
@@ -121,51 +119,10 @@ class Admission:
         finally:
             watch(None)
 
-    async def move(self, request: InferenceRequest, placement: Placement, tried: frozenset[str]) -> Placement | None:
-        """A placement on another replica for a request whose replica failed; None where no replica has room."""
-        hold = placement.hold
-        ranking = self._queue.ranking(request, tried=tried, overdue=True)
-        for candidate in [*ranking.now, *ranking.full][:_IMMEDIATE_MAX]:
-            replica, assignment = candidate.status, self._queue.assign(request, candidate)
-            moved = False
-            try:
-                async with asyncio.timeout(self._deadline_s):
-                    moved = await self._reservations.move(
-                        hold.request_id,
-                        assignment.occupancy.pages,
-                        tenant_id=request.tenant_id,
-                        old_replica_id=hold.replica_id,
-                        replica_id=replica.id,
-                        replica_pages_max=replica.pages_total,
-                    )
-            except (RedisError, OSError):
-                return None
-            finally:
-                if not moved:
-                    assignment.cancel()
-            if moved:
-                assignment.moved_from(placement.assignment)
-                hold.replica_id = replica.id
-                return Placement(replica, hold, placement.verdict, assignment)
-        return None
-
-    def has_untried_replica(self, request: InferenceRequest, tried: frozenset[str]) -> bool:
-        """Whether a replica remains for an adapter's request that is not in ``tried`` and has not recently failed to
-        load the adapter.
-        """
-        adapter = request.adapter
-        if not adapter:
-            return False
-        able = self._queue.ranking(request, tried=tried, overdue=True).able
-        failed_by = self._replicas.failed_by(adapter)
-        return any(candidate.status.id not in failed_by for candidate in able)
-
     def ended(self, request: InferenceRequest, placement: Placement, event: UsageEvent | None) -> None:
         """A request has settled, or will settle: free its room, and charge its tenant in the queue what was served."""
-        placement.assignment.occupancy.give_back()
-        placement.assignment.correct(0 if event is None else service(event.input_tokens, event.output_tokens))
-        self._replicas.free(placement.replica)
-        self._queue.wake(request.base_model)
+        served = 0 if event is None else service(event.input_tokens, event.output_tokens)
+        self.moves.free(request, placement, served=served)
         if event is not None:
             self._demand.served(placement.replica.pool, event, request.sequences)
 
@@ -181,19 +138,28 @@ class Admission:
 
     async def _require_start_in_time(self, request: InferenceRequest) -> None:
         """Refuse a request that no live replica can serve, unless one should start while the request can wait."""
-        refusal = self._refusal(request)
-        if isinstance(refusal, InvalidRequest) or self._has_ready_replica(request):
-            raise refusal
-        ready_in_s = await self._empty_pools.ready_in_s(request.base_model, request.rank)
-        if ready_in_s is None:
-            raise refusal
+        fitting = self._fitting(request)
+        if ready := _ready(fitting, request):
+            if all(request.pages(status.block_tokens) > status.pages_total for status in ready):
+                raise _too_large(request, max(ready, key=lambda status: status.pages_total))
+            raise _no_replica(request)  # its circuit is open
+        ready_in_s = await self._empty_pools.ready_in_s(request)
+        if ready_in_s is None and fitting and all(status.pool in request.closed_pools for status in fitting):
+            raise InvalidRequest(
+                f"No pool of `{request.base_model}` serves {request.service_class} requests of this length; ask for "
+                "another class of service with `x-tier`, or change max_tokens.",
+                code="no_pool_serves",
+                param="max_tokens",
+            )
+        if ready_in_s is None or ready_in_s == math.inf:
+            raise _no_replica(request)
         if ready_in_s > self._queue.patience_s(request):
             raise _not_started(request, ready_in_s)
 
-    def _has_ready_replica(self, request: InferenceRequest) -> bool:
-        """Whether a replica of the request's placement group reports ready, also one behind an open circuit."""
+    def _fitting(self, request: InferenceRequest) -> list[ReplicaStatus]:
+        """The replicas of the request's placement group, whatever their state, pool and circuit."""
         replicas = (candidate.status for candidate in self._replicas.pool(request.base_model))
-        return any(replica.state == "ready" and fits(request.rank, replica.rank_max) for replica in replicas)
+        return [replica for replica in replicas if fits(request.rank, replica.rank_max)]
 
     async def _reserve_on(
         self, request: InferenceRequest, allowance: Allowance, assignment: Assignment
@@ -236,7 +202,7 @@ class Admission:
         )
         started = time.monotonic()
         try:
-            return await self._reservations.reserve(
+            verdict = await self._reservations.reserve(
                 reservation_request,
                 allowance,
                 replica_id=replica_id,
@@ -249,37 +215,38 @@ class Admission:
                 Settlement(request_id=request.id, tenant_id=request.tenant_id, replica_id=replica_id)
             )
             if isinstance(error, RedisError | OSError):
-                if pages_max != _TENANT_ONLY and (verdict := self._slices.spend(request, allowance, block_tokens)):
-                    return verdict
+                if pages_max != _TENANT_ONLY and (sliced := self._slices.spend(request, allowance, block_tokens)):
+                    return sliced
                 _log.warning("reservation failed, request refused", error=repr(error))
-                raise Unavailable(
-                    "Quotas cannot be checked now; try again shortly.", code="quota_unavailable", retry_after_s=1
-                ) from error
+                raise quotas_unavailable() from error
             raise
         finally:
             metrics.RESERVE_SECONDS.observe(time.monotonic() - started)
+        if verdict.blocked_by in (SETTLED, ENDED):
+            code = "request_settled" if verdict.blocked_by == SETTLED else "request_ended"
+            raise RequestSettled("A request with this id ended; its answer is not stored.", code=code, retryable=False)
+        return verdict
 
-    def _refusal(self, request: InferenceRequest) -> InvalidRequest | Unavailable:
-        rank = request.rank
-        ready = [
-            candidate.status
-            for candidate in self._replicas.alive(request.base_model)
-            if candidate.status.state == "ready" and candidate.status.rank_max >= rank
-        ]
-        if not ready:
-            fit = f" for adapters of rank {rank}" if rank else ""
-            return Unavailable(
-                f"No replica of `{request.base_model}`{fit} is ready.",
-                code="no_replica",
-                retry_after_s=_NO_REPLICA_RETRY_S,
-            )
-        largest = max(ready, key=lambda status: status.pages_total)
-        return InvalidRequest(
-            f"The request may take {request.pages(largest.block_tokens)} KV pages, and the largest replica has "
-            f"{largest.pages_total}; lower max_tokens or n, or send shorter or fewer prompts.",
-            code="request_exceeds_replica",
-            param="max_tokens",
-        )
+
+def _ready(replicas: Iterable[ReplicaStatus], request: InferenceRequest) -> list[ReplicaStatus]:
+    """Those that report ready, of pools that serve the request."""
+    return [each for each in replicas if each.state == "ready" and each.pool not in request.closed_pools]
+
+
+def _no_replica(request: InferenceRequest) -> Unavailable:
+    fit = f" for adapters of rank {request.rank}" if request.rank else ""
+    return Unavailable(
+        f"No replica of `{request.base_model}`{fit} is ready.", code="no_replica", retry_after_s=_NO_REPLICA_RETRY_S
+    )
+
+
+def _too_large(request: InferenceRequest, largest: ReplicaStatus) -> InvalidRequest:
+    return InvalidRequest(
+        f"The request may take {request.pages(largest.block_tokens)} KV pages, and the largest replica has "
+        f"{largest.pages_total}; lower max_tokens or n, or send shorter or fewer prompts.",
+        code="request_exceeds_replica",
+        param="max_tokens",
+    )
 
 
 def _not_started(request: InferenceRequest, ready_in_s: float) -> Unavailable:

@@ -40,7 +40,7 @@ class Assignment:
 
     def moved_from(self, other: "Assignment") -> None:
         """Take over the request, and its tenant's charge, from another replica's assignment."""
-        self.occupancy.moved_from(other.occupancy)
+        other.occupancy.give_back()
         self.account, self.rate, self.charged = other.account, other.rate, other.charged
 
 

@@ -102,18 +102,19 @@ class DemandReport:
         return GatewayDemand(waiting=tuple(self._waiting(waiting)), served=tuple(self._served(now)))
 
     def _waiting(self, requests: Iterable[InferenceRequest]) -> Iterator[WaitingDemand]:
-        groups: dict[tuple[str, int], list[InferenceRequest]] = {}
+        groups: dict[tuple[str, int, frozenset[str]], list[InferenceRequest]] = {}
         for request in requests:
-            groups.setdefault((request.base_model, request.rank), []).append(request)
-        for (base_model, rank), each in groups.items():
+            groups.setdefault((request.base_model, request.rank, request.closed_pools), []).append(request)
+        for (base_model, rank, closed_pools), each in groups.items():
             block = self._replicas.block_tokens(base_model)
             adapters = {request.adapter for request in each if request.adapter}
             yield WaitingDemand(
                 base_model=base_model,
                 rank=rank,
                 requests=len(each),
-                pages=sum(request.pages(block) for request in each if not request.is_flex),
+                pages=sum(request.pages(block) for request in each if not request.is_batch),
                 adapters=tuple(map(tag, islice(adapters, self._adapters_max))),
+                closed_pools=tuple(closed_pools),
             )
 
     def _served(self, now: float) -> Iterator[ServedDemand]:

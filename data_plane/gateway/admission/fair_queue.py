@@ -1,6 +1,6 @@
-"""The order of waiting requests: strict tiers first, weighted virtual token counters between tenants, and first come,
-first served within a tenant. Pure: no clock and no asyncio; the caller knows what a turn costs and whether there is
-room.
+"""The order of waiting requests: strict tiers first, weighted virtual token counters between tenants, and within one
+tenant urgent requests first, then first come, first served. Pure: no clock and no asyncio; the caller knows what a turn
+costs and whether there is room.
 
 From "Fairness in Serving Large Language Models" (Sheng et al., OSDI '24): a tenant's counter grows by its weighted
 tokens as they are served, the tenant with the smallest counter is next, and the counter of a tenant that returns from
@@ -9,8 +9,9 @@ idle is lifted to the smallest of those waiting.
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Generic, Literal, TypeVar
 
 INPUT_WEIGHT: Final = 1
@@ -46,7 +47,8 @@ class WaitQueueFull(Exception):
 @dataclass(slots=True, eq=False, kw_only=True)
 class QueueEntry(Generic[T]):
     """A waiting request. It may take up to ``tokens``: ``service`` in weighted tokens, and ``pages`` in KV pages. A
-    smaller ``tier`` always goes first.
+    smaller ``tier`` always goes first, and an ``urgent`` request before its tenant's others. Requests of one ``kind``
+    wait for the same replicas.
     """
 
     tenant_id: str
@@ -56,12 +58,19 @@ class QueueEntry(Generic[T]):
     pages: int = 0
     weight: int = 1
     tier: int = 0
+    urgent: bool = False
+    kind: Hashable = None
     number: int = -1  # of its arrival
+
+    @property
+    def place(self) -> tuple[bool, int]:
+        """Its place in its tenant's line."""
+        return not self.urgent, self.number
 
 
 @dataclass(slots=True, eq=False)
 class QueueAccount:
-    """A tenant's counter and its waiting requests, oldest first. ``demand_fraction`` is the share of the tenant's
+    """A tenant's counter and its waiting requests in their order. ``demand_fraction`` is the share of the tenant's
     demand that is in this queue; as far as is known, other gateways serve the rest.
     """
 
@@ -72,6 +81,7 @@ class QueueAccount:
     tier: int = 0
     tokens: int = 0
     pages: int = 0
+    kinds: Counter[Hashable] = field(default_factory=Counter)
     waiting: deque[QueueEntry] = field(default_factory=deque)  # type: ignore[type-arg]  # of whatever the queue holds
 
     @property
@@ -136,6 +146,9 @@ class FairQueue(Generic[T]):
         """Remove a request that is served or cancelled. Raises ValueError where it does not wait."""
         account = self._accounts[entry.tenant_id]
         account.waiting.remove(entry)
+        account.kinds[entry.kind] -= 1
+        if not account.kinds[entry.kind]:
+            del account.kinds[entry.kind]
         self._tiers[entry.tier] -= 1
         account.tokens -= entry.tokens
         account.pages -= entry.pages
@@ -148,14 +161,20 @@ class FairQueue(Generic[T]):
 
     def in_order(self, *, of_tenant_max: int) -> Iterator[QueueEntry[T]]:
         """Requests in the order of their turns: by tier, then by the smallest counter, with the oldest
-        ``of_tenant_max`` of each tenant. The queue must not change during the iteration.
+        ``of_tenant_max`` of each tenant and kind. The queue must not change during the iteration.
         """
         heap = [(a.tier, a.counter, a.waiting[0].number, a) for a in self._accounts.values() if a.waiting]
         heapq.heapify(heap)
         while heap:
             account = heapq.heappop(heap)[3]
-            for _, entry in zip(range(of_tenant_max), account.waiting, strict=False):
-                yield entry
+            if len(account.kinds) == 1:
+                yield from islice(account.waiting, of_tenant_max)
+                continue
+            seen = Counter[Hashable]()
+            for entry in account.waiting:
+                seen[entry.kind] += 1
+                if seen[entry.kind] <= of_tenant_max:
+                    yield entry
 
     def tokens_ahead(self, entry: QueueEntry[T]) -> float:
         """Tokens that may be served before a new request of this tenant: all of higher tiers; of tenants that were
@@ -166,6 +185,8 @@ class FairQueue(Generic[T]):
         own = self._accounts.get(entry.tenant_id)
         rate = entry.weight * self._demand_fractions.get(entry.tenant_id, 1.0)
         before: float = own.tokens if own else 0
+        if own and entry.urgent:
+            before = sum(each.tokens for each in own.waiting if each.urgent)
         share, least = (before + entry.tokens) / rate, self._least()
         unit = entry.tokens / (entry.service or entry.tokens)
         behind = 0.0 if own is None else max(0.0, own.counter - least) * unit
@@ -222,9 +243,10 @@ class FairQueue(Generic[T]):
         account.weight, account.tier = entry.weight, entry.tier
         account.tokens += entry.tokens
         account.pages += entry.pages
+        account.kinds[entry.kind] += 1
         waiting = account.waiting
         place = len(waiting)
-        while place and waiting[place - 1].number > entry.number:
+        while place and waiting[place - 1].place > entry.place:
             place -= 1
         waiting.insert(place, entry)
         self._tiers[entry.tier] += 1

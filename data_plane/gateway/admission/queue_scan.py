@@ -70,22 +70,24 @@ class PoolCapacity:
 
 
 class QueueScan:
-    """The state of one scan, which is over after its first assignment. ``blocked`` are tenants whose oldest request
-    lacks pages, or leaves them to tenants of other gateways: their later requests do not pass it. A request that gives
-    way may still use replicas that serve no request waiting elsewhere. ``reserved`` are the replicas reserved for
-    overdue requests, in the form of a backlog.
+    """The state of one scan, which is over after its first assignment. A tenant's later requests for the same pools do
+    not pass its oldest one that lacks pages, or that is deferred: it leaves them to tenants of other gateways, and may
+    still use replicas that serve no request waiting there. ``reserved`` are the replicas reserved for overdue requests,
+    in the form of a backlog. ``lacking`` are the requests without room for which batch gives way.
     """
 
     def __init__(self, alive: Sequence[Candidate], pool: PoolQueue, costs: PlacementCosts, now_s: float) -> None:
-        self.blocked: set[str] = set()
         self.reserved: dict[str, bool] = {}
+        self.lacking: list[PlacementQuery] = []
         self._now_s = now_s
         self._alive = alive
-        self._unwanted = [each for each in alive if each.status.rank_max < pool.gateway_share.division.rank_least]
+        share = pool.gateway_share
+        self._unwanted = [each for each in alive if share.bounded and not share.division.wants(each.status)]
         self._costs = costs
         self._capacity = PoolCapacity(alive, costs)
         self._passed: list[tuple[WaitingRequest, PlacementQuery]] = []
-        self._without_slot: set[tuple[str, bool]] = set()  # adapters that lack a slot
+        self._blocked: dict[tuple[str, frozenset[str]], bool] = {}  # by tenant and closed pools: whether it is deferred
+        self._without_slot: set[tuple[str, bool, frozenset[str]]] = set()  # adapters that lack a slot
         self._reserved_for_others = {headroom: set(names) for headroom, names in pool.reserved_elsewhere.items()}
         self._pool = pool
 
@@ -94,31 +96,40 @@ class QueueScan:
         """Whether so many requests were passed over that the scan ends."""
         return len(self._passed) >= PASSED_MAX
 
+    @property
+    def blocked(self) -> set[str]:
+        """The tenants that lack pages, or leave them to tenants of other gateways."""
+        return {tenant_id for tenant_id, _ in self._blocked}
+
     def can_skip(self, tenant_id: str, query: PlacementQuery) -> bool:
-        """Whether a similar request has just found no room."""
-        return tenant_id in self.blocked or (
-            not query.overdue and (query.request.adapter, query.headroom) in self._without_slot
-        )
+        """Whether a similar request has just found no room. Batch gives way for this one as well."""
+        adapter, closed = query.request.adapter, query.request.closed_pools
+        deferred = self._blocked.get((tenant_id, closed))
+        if deferred is None and (query.overdue or (adapter, query.headroom, closed) not in self._without_slot):
+            return False
+        if not deferred and (closed or self._capacity.lacks_pages(query)):  # else it finds room once its turn comes
+            self._lack(query)
+        return True
 
     def find(
-        self, tenant_id: str, waiting: WaitingRequest, query: PlacementQuery, *, gives_way: bool
+        self, tenant_id: str, waiting: WaitingRequest, query: PlacementQuery, *, deferred: bool
     ) -> Candidate | None:
         """A replica with room for a request; None where there is none, which the scan remembers."""
         lacks_slot = self._capacity.lacks_slot(query)
         lacks_pages = not lacks_slot and self._capacity.lacks_pages(query)
         ranking = NO_REPLICA
         if not (lacks_slot or lacks_pages) or (query.overdue and not waiting.reserved_replica):
-            among = self._unwanted if gives_way else self._alive
+            among = self._unwanted if deferred else self._alive
             ranking = rank(
                 among, query, self._costs, tried=self._reserved_for_others[query.headroom] - {waiting.reserved_replica}
             )
         if ranking.now:
             return ranking.now[0]
-        if gives_way and not lacks_slot:
-            self.blocked.add(tenant_id)
+        if deferred and not lacks_slot:
+            self._blocked[tenant_id, query.request.closed_pools] = True
             self._passed.append((waiting, query))  # a smaller request may pass it, for which enough is left
-            if not waiting.yielded:
-                waiting.yielded = True
+            if not waiting.deferred:
+                waiting.deferred = True
                 metrics.QUEUE_YIELDS.inc()
         else:
             all_reserved = not (lacks_slot or ranking.able) and bool(self._reserved_for_others[query.headroom])
@@ -135,12 +146,13 @@ class QueueScan:
         self, tenant_id: str, waiting: WaitingRequest, query: PlacementQuery, ranking: Ranking, *, lacks_pages: bool
     ) -> None:
         self._passed.append((waiting, query))
-        adapter = query.request.adapter
+        self._lack(query)
+        adapter, closed = query.request.adapter, query.request.closed_pools
         if lacks_pages or ranking.full or not adapter:
-            self.blocked.add(tenant_id)
+            self._blocked[tenant_id, closed] = False
             unseen = self._pool.gateway_share.bounded and not self._pool.is_outranked(query.request)
         else:
-            self._without_slot.add((adapter, query.headroom))
+            self._without_slot.add((adapter, query.headroom, closed))
             unseen = self._capacity.is_shared
         if unseen and waiting.passed_at is None:
             waiting.passed_at = self._now_s  # requests of other gateways go ahead of it, unseen by this process
@@ -151,3 +163,7 @@ class QueueScan:
             )
             for headroom in (True, False) if query.headroom else (False,):
                 self._reserved_for_others[headroom].add(waiting.reserved_replica)
+
+    def _lack(self, query: PlacementQuery) -> None:
+        if not query.request.is_batch and len(self.lacking) < PASSED_MAX:
+            self.lacking.append(query)

@@ -44,6 +44,7 @@ class QuotaSlice:
     tokens: int
     pages: int
     nanos: int
+    gpu_us: int
     renewed_at: float
 
 
@@ -149,6 +150,7 @@ class QuotaSlices:
                 tokens=tokens,
                 pages=verdict.pages,
                 nanos=nanos,
+                gpu_us=tokens * allowance.costs.output_gpu_us,
                 renewed_at=started,
             )
         )
@@ -196,7 +198,9 @@ def _granted(request: InferenceRequest, costs: Costs, each: QuotaSlice, block_to
     for max_tokens in (min(request.max_tokens, (each.tokens - input_tokens) // sequences), request.min_tokens):
         output_tokens, pages = sequences * max_tokens, request.pages(block_tokens, max_tokens)
         nanos = input_tokens * costs.input_nanos + output_tokens * costs.output_nanos + pages * costs.page_nanos
-        fits = input_tokens + output_tokens <= each.tokens and pages <= each.pages and nanos <= each.nanos
-        if fits and max_tokens >= request.min_tokens:
+        gpu_us = input_tokens * costs.input_gpu_us + output_tokens * costs.output_gpu_us
+        needs = input_tokens + output_tokens, pages, nanos, gpu_us
+        has = each.tokens, each.pages, each.nanos, each.gpu_us
+        if max_tokens >= request.min_tokens and all(need <= most for need, most in zip(needs, has, strict=True)):
             return max_tokens
     return None

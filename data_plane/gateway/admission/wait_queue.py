@@ -17,9 +17,9 @@ from core.errors import AppError, TooManyRequests, Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.admission.assignment import Assignment, assign
 from data_plane.gateway.admission.fair_queue import QueueBounds, QueueEntry, WaitQueueFull, service
+from data_plane.gateway.admission.giving_way import make_room
 from data_plane.gateway.admission.pool_queue import PoolQueue, WaitingRequest, WaitLimits
 from data_plane.gateway.admission.queue_scan import QueueScan
-from data_plane.gateway.api.client_connection import ClientGone
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.scheduling.fair_share import BacklogBounds, GatewayBacklog, elsewhere_on
 from data_plane.gateway.scheduling.placement import (
@@ -67,12 +67,20 @@ class WaitQueue:
 
     def patience_s(self, request: InferenceRequest) -> float:
         """How long a request may wait."""
-        return self._limits.flex_wait_s if request.is_flex else self._limits.wait_s
+        longest_s = self._limits.batch_wait_s if request.is_batch else self._limits.wait_s
+        route = request.route
+        return longest_s if route is None or route.patience_s is None else min(longest_s, route.patience_s)
+
+    def arrived(self, request: InferenceRequest) -> None:
+        """A request asks for a placement for the first time."""
+        if not request.is_batch:
+            now = asyncio.get_running_loop().time()
+            self._pool(request.base_model).arrived[request.closed_pools].add(self._pages(request), now)
 
     def goes_first(self, request: InferenceRequest) -> bool:
         """Whether no request waits for the pages that this one would take, here or at another gateway."""
         pool = self._pool(request.base_model)
-        if not pool.is_ahead_of_all(request):
+        if not pool.is_ahead_of_all(request, self._replicas.pages_of_pools(request.base_model)):
             return False
         if not pool.gateway_share.bounded:
             return True
@@ -103,18 +111,11 @@ class WaitQueue:
         return assign(candidate, self._query(request), self._pool(request.base_model).shares, self._costs)
 
     def enter(self, request: InferenceRequest) -> QueueEntry[WaitingRequest]:
-        """Enter the queue. Raises Unavailable ``overloaded``, or TooManyRequests for a flex request, at once where the
+        """Enter the queue. Raises Unavailable ``overloaded``, or TooManyRequests for a batch request, at once where the
         queue is full, or where it drains too slowly for this request's turn to come in time.
         """
-        loop = asyncio.get_running_loop()
-        pool, now = self._pool(request.base_model), loop.time()
+        pool, now, entry = self._pool(request.base_model), asyncio.get_running_loop().time(), self._entry(request)
         most_s = self.patience_s(request)
-        waiting = WaitingRequest(request, now + most_s, loop.create_future(), now)
-        entry = QueueEntry(
-            tenant_id=request.share_id, weight=request.limits.weight, tier=request.tier,
-            tokens=request.tokens, service=service(request.input_tokens, request.output_tokens),
-            pages=self._pages(request), item=waiting,
-        )  # fmt: skip
         ahead = pool.queue.tokens_ahead(entry)
         wait_s, longest_s = pool.drain.wait_s(ahead, now), pool.drain.wait_s_upper_bound(ahead, now)
         if longest_s is not None and longest_s > most_s:
@@ -128,9 +129,29 @@ class WaitQueue:
         self._queue_changed(request.base_model, pool)
         return entry
 
+    def enter_again(self, request: InferenceRequest) -> QueueEntry[WaitingRequest]:
+        """Enter the queue with a request that has run and gave way, before others of its tenant and class. Bounds do
+        not apply, since it was accepted before.
+        """
+        pool, entry = self._pool(request.base_model), self._entry(request)
+        pool.queue.put_back(entry)
+        self._queue_changed(request.base_model, pool)
+        return entry
+
+    def _entry(self, request: InferenceRequest) -> QueueEntry[WaitingRequest]:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        return QueueEntry(
+            tenant_id=request.share_id, weight=request.limits.weight, tier=request.tier,
+            tokens=request.tokens, service=service(request.input_tokens, request.output_tokens),
+            pages=self._pages(request), urgent=request.service_class == "near_real_time",
+            kind=request.closed_pools,
+            item=WaitingRequest(request, now + self.patience_s(request), loop.create_future(), now),
+        )  # fmt: skip
+
     async def wait(self, entry: QueueEntry[WaitingRequest]) -> Assignment:
-        """Wait until there seems to be room. Raises as ``enter`` when the request has waited too long, or ClientGone
-        when its caller has disconnected.
+        """Wait until there seems to be room. Raises as ``enter`` when the request has waited too long, or the error
+        with which it was refused.
         """
         waiting = entry.item
         base_model = waiting.request.base_model
@@ -154,20 +175,12 @@ class WaitQueue:
         assignment.cancel()
         waiting = entry.item
         waiting.assignment = asyncio.get_running_loop().create_future()
-        if waiting.gone:
-            waiting.assignment.set_exception(ClientGone())
+        if waiting.refusal is not None:
+            waiting.assignment.set_exception(waiting.refusal)
         pool = self._pool(waiting.request.base_model)
         pool.queue.put_back(entry)
         pool.drain.record(-entry.tokens, asyncio.get_running_loop().time())
         self._queue_changed(waiting.request.base_model, pool)
-
-    def disconnect(self, entry: QueueEntry[WaitingRequest]) -> None:
-        """The caller disconnected: its wait raises ClientGone, now or when it has to wait again. A request that gets a
-        placement first notices by itself.
-        """
-        entry.item.gone = True
-        if not entry.item.assignment.done():
-            entry.item.assignment.set_exception(ClientGone())
 
     def cancel(self, entry: QueueEntry[WaitingRequest]) -> None:
         """Stop waiting. An assignment that came at the same moment is free for another request."""
@@ -211,19 +224,21 @@ class WaitQueue:
             waiting = entry.item
             if waiting.assignment.done():
                 continue  # it was cancelled, and is about to leave the queue
-            passed_s = 0.0 if waiting.passed_at is None or waiting.request.is_flex else now - waiting.passed_at
+            passed_s = 0.0 if waiting.passed_at is None or waiting.request.is_batch else now - waiting.passed_at
             overdue = passed_s > self._limits.overdue_after_s
             query = self._query(waiting.request, overdue=overdue)
             if scan.can_skip(entry.tenant_id, query):
                 continue
-            gives_way = not pool.allows(waiting.request, entry.pages, pages_total, overdue=overdue)
-            if candidate := scan.find(entry.tenant_id, waiting, query, gives_way=gives_way):
+            deferred = not pool.allows(waiting.request, entry.pages, pages_total, overdue=overdue)
+            if candidate := scan.find(entry.tenant_id, waiting, query, deferred=deferred):
                 self._grant(pool, entry, candidate, query, now)
                 scan.assigned(query)
                 return True
             if scan.is_over:
                 break
         pool.tenants_lacking_pages, pool.reserved = None if scan.is_over else scan.blocked, scan.reserved
+        if pool.shares.batch and scan.lacking:
+            make_room(scan.lacking, self._replicas.alive(base_model), pool.shares.batch, self._costs)
         return False
 
     def _grant(
@@ -268,40 +283,49 @@ class WaitQueue:
     def _query(self, request: InferenceRequest, *, overdue: bool = False) -> PlacementQuery:
         base_model = request.base_model
         pool, pages_total = self._pool(base_model), self._replicas.pages_total(base_model)
-        headroom = not (request.is_flex or pool.is_outranked(request)) and (
-            pool.shares.is_idle(request.tenant_id) or pool.is_below(request, self._pages(request), pages_total)
+        headroom = not (request.is_batch or pool.is_outranked(request)) and (
+            pool.shares.is_idle(request.share_id) or pool.is_below(request, self._pages(request), pages_total)
         )
-        return PlacementQuery(request, headroom, overdue, self._replicas.failed_by(request.engine_name))
+        left_free = None
+        if request.is_batch:
+            left_free = pool.left_free(self._replicas.pages_of_pools(base_model), asyncio.get_running_loop().time())
+        return PlacementQuery(request, headroom, overdue, self._replicas.failed_by(request.engine_name), left_free)
 
     def _pages(self, request: InferenceRequest) -> int:
         return request.pages(self._replicas.block_tokens(request.base_model))
 
     def _backlog(self, base_model: str) -> GatewayBacklog:
         pool = self._pools.get(base_model)
-        return GatewayBacklog() if pool is None else pool.backlog(self._replicas.pool(base_model), self._backlog_bounds)
+        if pool is None:
+            return GatewayBacklog()
+        now = asyncio.get_running_loop().time()
+        pages_of_pools = self._replicas.pages_of_pools(base_model)
+        return pool.backlog(self._replicas.pool(base_model), pages_of_pools, self._backlog_bounds, now)
 
     def _apply_backlogs(self, base_model: str, sent: GatewayBacklog, others: list[GatewayBacklog]) -> None:
+        candidates = self._replicas.pool(base_model)
         alive = {each.status.id for each in self._replicas.alive(base_model) if each.status.state == "ready"}
         pages = 0
-        for candidate in self._replicas.pool(base_model):
+        for candidate in candidates:
             candidate.load.elsewhere = elsewhere_on(candidate.status.id, others)
             # Requests on a replica without new placements still hold pages, which belong to no gateway's share.
             pages += open_pages(candidate, self._costs) if candidate.status.id in alive else candidate.load.held_pages
-        self._pool(base_model).apply(sent, others, pages, asyncio.get_running_loop().time())
+        pool = self._pool(base_model)
+        pool.apply(sent, others, pages, asyncio.get_running_loop().time())
+        pool.give_way(candidates)
 
     def _refuse(self, pool: PoolQueue, entry: QueueEntry[WaitingRequest], reason: str) -> None:
         now = asyncio.get_running_loop().time()
         error = self._overloaded(entry.item.request, reason, pool.drain.wait_s(pool.queue.tokens_ahead(entry), now))
-        if not entry.item.assignment.done():
-            entry.item.assignment.set_exception(error)
+        entry.item.refuse(error)
 
     def _overloaded(self, request: InferenceRequest, reason: str, wait_s: float | None) -> AppError:
         metrics.QUEUE_REFUSALS.labels(reason).inc()
         expected_s = min(max(wait_s or 0.0, _RETRY_MIN_S), _RETRY_MAX_S)
         retry_after_s = expected_s * (1 + random.random() * _RETRY_JITTER)  # noqa: S311 - spread, not secrecy
-        if request.is_flex:
+        if request.is_batch:
             return TooManyRequests(
-                "No room for a flex request now, and it is not charged. Retry later, or without service_tier.",
+                "No room for a batch request now, and it is not charged. Retry later, or as another class of service.",
                 code="resource_unavailable",
                 retry_after_s=retry_after_s,
             )

@@ -8,6 +8,7 @@ import msgspec
 
 from core import clock, redis_keys
 from core.contracts.grants import KeyGrant, KeyLimits, Prices, SpendLimitGrant, TenantGrant
+from core.contracts.routes import UNMEASURED, GpuTime
 from core.spend_windows import window_at
 
 NO_LIMIT = -1
@@ -41,12 +42,14 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int = NO_LIMIT
     input_tokens_per_minute: int = NO_LIMIT
     output_tokens_per_minute: int = NO_LIMIT
+    gpu_us_per_minute: int = NO_LIMIT
     concurrent_requests: int = NO_LIMIT
     kv_pages: int = NO_LIMIT
     tokens_per_month: int = NO_LIMIT
     spend_ceiling_nanos: int = NO_LIMIT
     charged_nanos: int = 0
     month_nanos: int = NO_LIMIT
+    gpu_us_per_month: int = NO_LIMIT
     keep_s: int = NO_LIMIT
 
     @property
@@ -57,22 +60,28 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
             self.tokens_per_minute,
             self.input_tokens_per_minute,
             self.output_tokens_per_minute,
+            self.gpu_us_per_minute,
             self.concurrent_requests,
             self.kv_pages,
             self.tokens_per_month,
             self.spend_ceiling_nanos,
             self.charged_nanos,
             self.month_nanos,
+            self.gpu_us_per_month,
             self.keep_s,
         )
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest cost of a token of each kind and of a KV page held for the longest request, in nanodollars."""
+    """The highest cost of a token of each kind and of a KV page held for the longest request, in nanodollars, and the
+    GPU time of a token of each kind.
+    """
 
     input_nanos: int = 0
     output_nanos: int = 0
     page_nanos: int = 0
+    input_gpu_us: int = 0
+    output_gpu_us: int = 0
 
 
 class PlatformLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +104,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     pages: int
     nanos: int
+    gpu_us: int
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +125,7 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
             output_tokens=output_tokens,
             pages=pages,
             nanos=min(nanos, _NANOS_MAX),
+            gpu_us=input_tokens * costs.input_gpu_us + output_tokens * costs.output_gpu_us,
         )
 
 
@@ -125,6 +136,7 @@ def allowance(
     *,
     prices: Prices | None,
     longest_ms: int,
+    gpu_time: GpuTime = UNMEASURED,
     adapter_id: str | None = None,
     now_ms: int = 0,
 ) -> Allowance:
@@ -141,9 +153,10 @@ def allowance(
         subjects = {"tenant": "", "key": key.key_id, "adapter": adapter_id}
         own = (limit for limit in tenant.spend_limits if limit.subject_id == subjects[limit.scope])
         levels += [_window(tenant, limit, now_ms) for limit in own]
-    costs = Costs()
+    costs = Costs(input_gpu_us=gpu_time.input_token_us, output_gpu_us=gpu_time.output_token_us)
     if prices is not None:
-        costs = Costs(
+        costs = msgspec.structs.replace(
+            costs,
             input_nanos=max(prices.input_nanos, prices.cached_input_nanos),
             output_nanos=prices.output_nanos,
             page_nanos=-(-prices.kv_page_second_nanos * longest_ms // 1000),
@@ -183,11 +196,13 @@ def _tenant(tenant: TenantGrant) -> Level:
         tokens_per_minute=limits.tokens_per_minute,
         input_tokens_per_minute=_or_none(limits.input_tokens_per_minute),
         output_tokens_per_minute=_or_none(limits.output_tokens_per_minute),
+        gpu_us_per_minute=_microseconds(limits.gpu_seconds_per_minute),
         concurrent_requests=limits.concurrent_requests,
         kv_pages=limits.kv_pages,
         tokens_per_month=limits.tokens_per_month,
         spend_ceiling_nanos=_or_none(tenant.spend_ceiling_nanos),
         charged_nanos=tenant.charged_nanos,
+        gpu_us_per_month=_microseconds(limits.gpu_seconds_per_month),
     )
 
 
@@ -217,6 +232,10 @@ def _window(tenant: TenantGrant, limit: SpendLimitGrant, now_ms: int) -> Level:
         charged_nanos=limit.spent_nanos if limit.window_start_ms == start_ms else 0,
         keep_s=(clock.to_ms(end) - now_ms) // 1000 + _KEPT_AFTER_WINDOW_S,
     )
+
+
+def _microseconds(limit_s: int | None) -> int:
+    return NO_LIMIT if limit_s is None else limit_s * 1_000_000
 
 
 def _or_none(limit: int | None) -> int:

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from core import redis_keys
 from core.contracts.grants import KeyLimits, Limits
 from core.errors import Unavailable
-from core.quota_state import FIELDS, HELD_FIELDS, LevelState, month_ends_ms, read_level, without_expired
+from core.quota_state import FIELDS, HELD_FIELDS, LevelState, month_ends_ms, read_level, whole_seconds, without_expired
 from data_plane.gateway.state.authenticate import Caller
 from data_plane.gateway.state.redis_connection import RedisConnection
 
@@ -22,6 +22,7 @@ _RATES = {
     "tokens_per_minute": "tokens",
     "input_tokens_per_minute": "input",
     "output_tokens_per_minute": "output",
+    "gpu_seconds_per_minute": "gpu",
 }
 
 
@@ -85,16 +86,19 @@ def shown(level: LevelState, limits: Limits | KeyLimits, *, now_us: int) -> dict
             **{name: level.used_of(rate, all_limits[name]) for name, rate in rates.items()},
             "tokens_per_month": level.tokens_this_month,
             "spend_nanos_per_month": level.spent_this_month_nanos,
+            "gpu_seconds_per_month": whole_seconds(level.gpu_this_month_us),
         },
         "held": {
             "concurrent_requests": level.concurrent_requests,
             "kv_pages": level.kv_pages,
             "tokens": level.tokens_held,
             "spend_nanos": level.spend_held_nanos,
+            "gpu_seconds": whole_seconds(level.gpu_held_us),
         },
         "resets_ms": {
             **{name: level.resets_ms(rate) for name, rate in rates.items()},
             "tokens_per_month": month_ms,
             "spend_nanos_per_month": month_ms,
+            "gpu_seconds_per_month": month_ms,
         },
     }

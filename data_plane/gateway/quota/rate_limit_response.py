@@ -13,6 +13,8 @@ from core.money import format_usd
 from data_plane.gateway.errors import Headers, QuotaExceeded
 
 REPLICA_PAGES: Final = "replica_pages"  # no limit of a caller: the replica is full, so the request may wait
+SETTLED: Final = "settled"  # no limit either: a request with this id was billed before
+ENDED: Final = "ended"  # or ended without a charge
 _BUSY_RETRY_S: Final = 1.0  # for limits that have room again when a running request ends
 _UNCOUNTED: Final = ("requests_per_minute", "concurrent_requests")  # limits that max_tokens does not affect
 _WHOSE: Final = {
@@ -112,6 +114,13 @@ def quota_exceeded(result: ReservationResult, *, tokens: int) -> QuotaExceeded:
             text = f"{whose} allows {limit} {kind} per minute"
             if rate != "requests_per_minute":
                 text += f"; this request may use {tokens} tokens" if never else f"; {left} are left"
+        case "gpu_seconds_per_month" | "gpu_seconds_per_minute" as gpu:
+            span = gpu.rpartition("_")[2]
+            if span == "month":
+                code, retry_after_s = "insufficient_quota", None
+            else:
+                code = "rate_limit_exceeded"
+            text = f"{whose} allows {limit / 1e6:g} GPU-seconds per {span}; {left / 1e6:g} are left"
         case "concurrent_requests":
             code, retry_after_s = "concurrent_requests_exceeded", _BUSY_RETRY_S
             text = f"{whose} allows {limit} concurrent requests"

@@ -39,7 +39,8 @@ class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a request. Without an event nothing is billed, and the whole reservation is refunded. ``cached_saves``
-    is the discount on each prompt token that came from a prefix cache. ``details`` are for the request log.
+    is the discount on each prompt token that came from a prefix cache. ``details`` are for the request log; None for
+    what is no request of its own.
     """
 
     request_id: str
@@ -48,7 +49,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     used: Used = NOTHING_USED
     cached_saves: Used = NOTHING_USED
     event: UsageEvent | None = None
-    details: RequestDetails = RequestDetails()
+    details: RequestDetails | None = RequestDetails()
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +74,18 @@ class Settled(NamedTuple):
 
     def __bool__(self) -> bool:
         return self.first
+
+
+class Moved(NamedTuple):
+    """The result of a move: whether the pages fitted, which is its truth value, and the pages that are held on the new
+    replica now.
+    """
+
+    fitted: bool
+    replica_pages_held: int
+
+    def __bool__(self) -> bool:
+        return self.fitted
 
 
 class Renewed(NamedTuple):
@@ -147,6 +160,8 @@ class Reservations:
                 costs.output_nanos,
                 costs.page_nanos,
                 self._request_log_max,
+                costs.input_gpu_us,
+                costs.output_gpu_us,
                 *(limit for level in allowance.levels for limit in level.arguments),
             ),
             within_s=within_s,
@@ -164,21 +179,20 @@ class Reservations:
         old_replica_id: str,
         replica_id: str,
         replica_pages_max: int,
-    ) -> bool:
-        """Exchange the KV pages held on one replica for pages on another. Returns False where they do not fit."""
-        return bool(
-            await self._move(
-                self._redis,
-                (
-                    redis_keys.replica_held(old_replica_id),
-                    redis_keys.replica_held_pages(old_replica_id),
-                    redis_keys.replica_held(replica_id),
-                    redis_keys.replica_held_pages(replica_id),
-                    redis_keys.reservation(tenant_id, request_id),
-                ),
-                (request_id, self._lease_ms, pages, replica_pages_max),
-            )
+    ) -> Moved:
+        """Exchange the KV pages held on one replica for pages on another. Where they do not fit, nothing changes."""
+        fitted, held = await self._move(
+            self._redis,
+            (
+                redis_keys.replica_held(old_replica_id),
+                redis_keys.replica_held_pages(old_replica_id),
+                redis_keys.replica_held(replica_id),
+                redis_keys.replica_held_pages(replica_id),
+                redis_keys.reservation(tenant_id, request_id),
+            ),
+            (request_id, self._lease_ms, pages, replica_pages_max),
         )
+        return Moved(bool(fitted), held)
 
     async def settle(self, settlement: Settlement, *, within_s: float | None = None) -> Settled:
         """End a reservation. Idempotent on the request id."""
@@ -207,18 +221,20 @@ class Reservations:
                 settlement.cached_saves.input_tokens,
                 settlement.cached_saves.cost_nanos,
                 _ENCODER.encode(settlement.details),
-                self._request_log_max,
+                self._request_log_max if settlement.details is not None else 0,
+                used.gpu_us,
+                settlement.cached_saves.gpu_us,
             ),
             within_s=within_s,
         )
         return Settled(bool(first), entry)
 
-    async def bill(self, event: UsageEvent, details: RequestDetails) -> bytes:
+    async def bill(self, event: UsageEvent, details: RequestDetails | None) -> bytes:
         """Send the event of a request whose settled marker may have expired. Billing ignores an event that it has
         recorded before, readers of the request log a row that is there twice, and no quota counts this one. Returns the
         entry of the usage stream.
         """
-        if self._request_log_max:
+        if self._request_log_max and details is not None:
             await self._redis.call(
                 "XADD", redis_keys.REQUEST_LOG, "MAXLEN", "~", self._request_log_max, "*",
                 "event", _ENCODER.encode(event), "details", _ENCODER.encode(details),
@@ -264,7 +280,7 @@ class Reservations:
                 ),
                 (
                     request_id, tenant_id, self._lease_ms,
-                    taken.pages, taken.input_tokens, taken.output_tokens, taken.nanos,
+                    taken.pages, taken.input_tokens, taken.output_tokens, taken.nanos, taken.gpu_us,
                 ),
             )
         )  # fmt: skip
@@ -302,10 +318,10 @@ def _parts(requests: Mapping[str, Checkpoint | None]) -> list[list[Argument]]:
         part: list[Argument] = []
         for request_id, checkpoint in batch:
             if checkpoint is None:
-                part += [request_id, "", 0, 0, 0]
+                part += [request_id, "", 0, 0, 0, 0]
             else:
                 used = checkpoint.used
                 encoded = _ENCODER.encode(checkpoint.event)
-                part += [request_id, encoded, used.input_tokens, used.output_tokens, used.cost_nanos]
+                part += [request_id, encoded, used.input_tokens, used.output_tokens, used.cost_nanos, used.gpu_us]
         parts.append(part)
     return parts

@@ -13,6 +13,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from core.contracts.replicas import ReplicaStatus
+
 FRACTION_MIN: Final = 0.01
 """The least part of a tenant's demand at one gateway that counts. A request costs its pages divided by this part; below
 it, the tenant would wait too long after one request."""
@@ -44,7 +46,9 @@ class GatewayBacklog(msgspec.Struct, frozen=True, array_like=True):
     """One gateway's running and waiting requests on the replicas of a base model. ``rest`` combines the tenants that
     are not named, by tier. ``rank_least`` is the smallest adapter rank of requests that wait for pages. ``adapters``
     are tags of the adapters in use on each replica. ``reserved`` are replicas whose pages are reserved for an overdue
-    request, and whether tenants below their share leave them free as well.
+    request, and whether tenants below their share leave them free as well. ``arriving`` are the pages of the requests
+    for each pool, without batch, that arrive within half a second (95th percentile). ``closed_pools`` serve none of
+    the requests that wait for pages.
     """
 
     tenants: dict[str, PageDemand] = {}
@@ -52,6 +56,8 @@ class GatewayBacklog(msgspec.Struct, frozen=True, array_like=True):
     rank_least: int = 0
     adapters: dict[str, list[str]] = {}
     reserved: dict[str, bool] = {}
+    arriving: dict[str, Annotated[int, msgspec.Meta(ge=0, le=_MOST)]] = {}
+    closed_pools: list[str] = []
 
     @property
     def held(self) -> int:
@@ -77,7 +83,8 @@ class Division:
     """One gateway's view of the pool. ``share`` is its tenants' pages; None while no gateway has to give way. ``fill``
     is the held fraction of all shares. ``demand_fractions``: for each tenant that demands more than its share and has
     requests at several gateways, the fraction of its demand at this gateway. ``elsewhere`` are the tenants of the other
-    gateways; ``rank_least`` and ``tier_least`` are the smallest rank and the highest tier that wait there.
+    gateways; ``rank_least`` and ``tier_least`` are the smallest rank and the highest tier that wait there, and
+    ``closed_pools`` serve none of the requests that do.
     """
 
     share: float | None = None
@@ -86,6 +93,11 @@ class Division:
     tier_least: int = 0
     demand_fractions: Mapping[str, float] = field(default_factory=dict)
     elsewhere: Mapping[str, PageDemand] = field(default_factory=dict)
+    closed_pools: frozenset[str] = frozenset()
+
+    def wants(self, status: ReplicaStatus) -> bool:
+        """Whether a request that waits at another gateway may use this replica."""
+        return status.rank_max >= self.rank_least and status.pool not in self.closed_pools
 
 
 def named(demands: Mapping[str, PageDemand], tenants_max: int) -> tuple[dict[str, PageDemand], dict[int, PageDemand]]:
@@ -176,6 +188,7 @@ def divide(here: GatewayBacklog, others: Sequence[GatewayBacklog], pages: float)
         tier_least=min(min(backlog.waiting_tiers) for backlog in waiting),
         demand_fractions=demand_fractions,
         elsewhere=elsewhere,
+        closed_pools=frozenset.intersection(*(frozenset(backlog.closed_pools) for backlog in waiting)),
     )
 
 

@@ -5,7 +5,7 @@ reserved (Redis decides), adapters in use are what other gateways reported last,
 process.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -20,7 +20,9 @@ from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.scheduling.replica_load import ReplicaLoad, tag
 
 _EMPTY: Final = frozenset[str]()  # the default of sets of replicas and of adapters
-_ORDER: Final = itemgetter(slice(6))  # of all but the candidate itself
+_NOTHING_LEFT: Final[Mapping[str, float]] = {}
+_ORDER: Final = itemgetter(slice(7))  # of all but the candidate itself
+_SEQUENCES_LEFT: Final = 8  # batch leaves one in so many free: a request of another class then starts at once
 _WARM_MAX: Final = 2  # replicas that count as warm for a session: its own, and the next one when that is full
 
 
@@ -83,13 +85,15 @@ class Homes(NamedTuple):
 class PlacementQuery(msgspec.Struct, frozen=True):
     """A request, as placement sees it now. With ``headroom`` it may take the last pages of a replica. ``overdue`` means
     that it has waited so long that one adapter too many on a replica is the lesser harm. ``failed_by`` are the replicas
-    that recently failed to load its adapter.
+    that recently failed to load its adapter. Of a replica it leaves the share of its pool in ``left_free``, which has
+    the pools that requests of other classes used in the last minute.
     """
 
     request: InferenceRequest
     headroom: bool = True
     overdue: bool = False
     failed_by: frozenset[str] = _EMPTY
+    left_free: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +137,13 @@ def rank(
     tried: Set[str] = _EMPTY,
     homes: Homes | None = None,
 ) -> Ranking:
-    """Order the replicas for one request: those of its base model that are ready, accept its rank, can ever hold its
-    pages and are not in ``tried``. The same snapshot gives the same answer. Without ``homes`` any of the candidates may
-    be one.
+    """Order the replicas for one request: those of its base model that are ready, whose pool serves it, that accept its
+    rank, can ever hold its pages and are not in ``tried``. The same snapshot gives the same answer. Without ``homes``
+    any of the candidates may be one.
 
     A replica with as many adapters in use as slots accepts no other adapter unless the request is overdue: the
-    adapters would swap in turn, and each swap delays every request. The cheapest rank class comes first (a larger one
-    pays for its rank with KV pages), then the fewest milliseconds to a first token.
+    adapters would swap in turn, and each swap delays every request. A tenant's dedicated pool comes first, then the
+    cheapest rank class (a larger one pays for its rank with KV pages), then the fewest milliseconds to a first token.
 
     A replica that recently failed to load the adapter is left out while any other replica remains, even a full one: a
     wait is bounded, and so is the time for which a failure is remembered.
@@ -152,6 +156,8 @@ def rank(
     for candidate in candidates:
         status = candidate.status
         if status.state != "ready" or status.base_model != base_model or status.id in tried:
+            continue
+        if status.pool in request.closed_pools:
             continue
         block = status.block_tokens
         pages = pages_by_block.get(block)
@@ -173,9 +179,10 @@ def rank(
         cost_ms = _cost_ms(candidate, adapter, costs, users) - saved.get(status.id, 0.0)
         is_home = choice and adapter and (homes is None or status.id in homes.of_adapter)
         home = draw(adapter, status.id) if is_home else 0
-        crowded = adapter != "" and _is_one_too_many(candidate, adapter, its_tag)
+        crowded = adapter != "" and is_one_too_many(candidate, adapter, its_tag)
         rank_max = status.rank_max if adapter else 0
-        rows.append((crowded, rank_max, cost_ms, -home, -candidate.free_pages, status.id, candidate))
+        shared = status.pool not in request.own_pools
+        rows.append((crowded, shared, rank_max, cost_ms, -home, -candidate.free_pages, status.id, candidate))
     rows.sort(key=_ORDER)
     return _by_room([(row[0], row[-1]) for row in rows], query, costs, pages_by_block)
 
@@ -214,15 +221,35 @@ def open_pages(candidate: Candidate, costs: PlacementCosts) -> int:
 
 def pages_max(candidate: Candidate, query: PlacementQuery, costs: PlacementCosts) -> int:
     """How many pages may be held on a replica with this request. A tenant at its fair share leaves the last pages to
-    others, unless its request could then never run.
+    others, unless its request could then never run. Batch leaves more of them, except for one request at a time that
+    is larger than the rest: it would wait as long as others arrive, and it gives way to them. It finds no room where
+    too many requests run for batch.
     """
-    total, open_to_all = candidate.status.pages_total, open_pages(candidate, costs)
-    if query.headroom or query.request.pages(candidate.status.block_tokens) > open_to_all:
+    status = candidate.status
+    total, open_to_all = status.pages_total, open_pages(candidate, costs)
+    left_free = query.left_free or _NOTHING_LEFT
+    if query.request.is_batch and _is_busy(candidate, others=status.pool in left_free):
+        return 0
+    if query.headroom or (pages := query.request.pages(status.block_tokens)) > open_to_all:
         return total
-    return open_to_all
+    share = left_free.get(status.pool, 0.0)
+    if not share or (pages > (rest := int(total * (1 - share))) and not candidate.load.batch_requests):
+        return open_to_all
+    return min(open_to_all, rest)
 
 
-def _is_one_too_many(candidate: Candidate, adapter: str, its_tag: str) -> bool:
+def _is_busy(candidate: Candidate, *, others: bool) -> bool:
+    """Whether the replica runs too many requests for another one of batch, but one may always run. Some of the engine's
+    sequences stay free. Where ``others`` use the pool, their tokens must stay fast.
+    """
+    status, running = candidate.status, candidate.running
+    if not candidate.load.batch_requests:
+        return False
+    sequences = status.sequences - -(-status.sequences // _SEQUENCES_LEFT)
+    return (status.sequences > 0 and running >= sequences) or (others and 0 < status.batch_requests_max <= running)
+
+
+def is_one_too_many(candidate: Candidate, adapter: str, its_tag: str) -> bool:
     """Whether the replica would have more adapters in use than slots with this one."""
     load = candidate.load
     return load.adapters_in_use >= max(1, candidate.status.slots) and not load.runs(adapter, its_tag)

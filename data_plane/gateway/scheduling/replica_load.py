@@ -5,7 +5,9 @@ use, and the tenants' parts of it. Engines' own reports and other gateways' requ
 import zlib
 from collections import Counter
 from collections.abc import Mapping
+from typing import Protocol
 
+from data_plane.gateway.api.inference_request import BATCH_TIER
 from data_plane.gateway.scheduling.fair_share import PageDemand
 
 
@@ -16,20 +18,21 @@ def tag(engine_name: str) -> str:
 
 class ReplicaLoad:
     """One replica's load. ``held_pages`` are all gateways' reservations by Redis's last reply; ``pending_pages`` are
-    those that this process is requesting from Redis now. ``adapters`` counts running requests by engine name.
+    those that this process is requesting from Redis now. ``batch_requests`` are this process's batch requests.
+    ``adapters`` counts running requests by engine name.
     ``adapters_in_use`` is the number for all gateways, kept ready because placement reads it for each replica and
     request.
     """
 
     __slots__ = (
-        "_elsewhere", "_tags", "adapters", "adapters_in_use", "held_pages", "pending_pages", "prompt_tokens",
-        "requests",
+        "_elsewhere", "_tags", "adapters", "adapters_in_use", "batch_requests", "held_pages", "pending_pages",
+        "prompt_tokens", "requests",
     )  # fmt: skip
 
     def __init__(self, held_pages: int = 0) -> None:
         self.held_pages = held_pages
         self.pending_pages = 0
-        self.requests = 0
+        self.requests = self.batch_requests = 0
         self.prompt_tokens = 0
         self.adapters: Counter[str] = Counter()
         self.adapters_in_use = 0
@@ -79,13 +82,41 @@ class ReplicaLoad:
         return self.held_pages + self.pending_pages
 
 
+class ProviderLoad(ReplicaLoad):
+    """The load of an outside provider's model. Each request of this process takes the pages of a whole context, so that
+    the provider gets as many requests at once as it may. Other gateways' requests take the pages that they hold.
+    """
+
+    __slots__ = ("_context_pages",)
+
+    def __init__(self, context_pages: int) -> None:
+        super().__init__()
+        self._context_pages = context_pages
+
+    @property
+    def taken_pages(self) -> int:
+        return max(super().taken_pages, self.requests * self._context_pages)
+
+
+class BatchRun(Protocol):
+    """A batch request on a replica."""
+
+    @property
+    def may_give_way(self) -> bool:
+        """Whether nothing of its answer has reached its caller."""
+
+    def give_way(self) -> None:
+        """End it on its replica; it then waits again."""
+
+
 class Shares:
     """KV pages that tenants hold in one pool of replicas, and the tenants' weights: in this process now, and at other
-    gateways by their last reports.
+    gateways by their last reports. ``batch`` are this process's running batch requests, oldest first.
     """
 
     def __init__(self) -> None:
         self.total = 0
+        self.batch: dict[Occupancy, BatchRun] = {}
         self._held: dict[str, PageDemand] = {}
         self._elsewhere: Mapping[str, PageDemand] = {}
         self._weights = 0  # of all tenants with running requests, here or elsewhere
@@ -139,9 +170,11 @@ class Shares:
 
 
 class Occupancy:
-    """One request's part of a replica's load, from the moment it is placed. ``adapter`` is "" for a base model."""
+    """One request's part of a replica's load, from the moment it is placed. ``adapter`` is "" for a base model, and
+    ``leaving`` says that a batch request gives way.
+    """
 
-    __slots__ = ("_load", "_pending", "_prompt_tokens", "_shares", "_tenant", "adapter", "pages")
+    __slots__ = ("_load", "_pending", "_prompt_tokens", "_shares", "_tenant", "adapter", "leaving", "pages")
 
     def __init__(
         self,
@@ -157,6 +190,7 @@ class Occupancy:
     ) -> None:
         self.pages = pages
         self.adapter = adapter
+        self.leaving = False
         self._shares = shares
         self._tenant = tenant_id, weight, tier
         shares.add(*self._tenant, pages)
@@ -165,6 +199,8 @@ class Occupancy:
         self._pending = True
         load.pending_pages += pages
         load.requests += 1
+        if tier == BATCH_TIER:
+            load.batch_requests += 1
         load.prompt_tokens += prompt_tokens
         if adapter:
             load.begin(adapter)
@@ -179,12 +215,14 @@ class Occupancy:
             self._shares.add(*self._tenant, granted_pages - self.pages)
             self.pages = granted_pages
 
-    def moved_from(self, other: "Occupancy") -> None:
-        """Record that Redis has moved the reservation here from another replica."""
-        if self._load is not None:
-            self._load.held_pages += self.pages
-            self._clear_pending(self._load)
-        other.give_back()
+    @property
+    def load(self) -> ReplicaLoad | None:
+        """The replica's load; None once the request has left."""
+        return self._load
+
+    def begin_batch(self, run: BatchRun) -> None:
+        """Record that a batch request runs here: until it leaves, it may give way."""
+        self._shares.batch[self] = run
 
     def prefilled(self) -> None:
         """Record the first byte: the prompt has been processed."""
@@ -200,7 +238,10 @@ class Occupancy:
         if self._pending:
             self._clear_pending(load)
         self._shares.add(*self._tenant, -self.pages)
+        self._shares.batch.pop(self, None)
         load.requests -= 1
+        if self._tenant[2] == BATCH_TIER:
+            load.batch_requests -= 1
         load.prompt_tokens -= self._prompt_tokens
         if self.adapter:
             load.end(self.adapter)

@@ -8,8 +8,10 @@ without Redis. Residency is advice: when it cannot be read, requests are placed 
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -22,7 +24,7 @@ from core.kv_pages import PAGE_TOKENS
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
 from data_plane.gateway.scheduling.placement import NOTHING_RESIDENT, Candidate, Resident
-from data_plane.gateway.scheduling.replica_load import ReplicaLoad
+from data_plane.gateway.scheduling.replica_load import ProviderLoad, ReplicaLoad
 from data_plane.gateway.scheduling.shortlist import CandidatePool, Shortlist
 
 _log = structlog.get_logger()
@@ -31,12 +33,27 @@ _HELD_AT_ONCE_MAX = 32
 _READ_WHOLE_MAX = 256  # replicas whose heartbeats are read at each look; of more, a part, in turn
 _PARTS = 4  # looks in the time of one heartbeat
 _NO_POOL = CandidatePool()
+_NO_PAGES: Final = MappingProxyType[str, int]({})
 _Seen = tuple[str, int]  # boot id and residency version
 
 
 def no_replicas(_adapter: str) -> frozenset[str]:
     """No replica has failed to load this adapter."""
     return frozenset()
+
+
+class OutsideModel(NamedTuple):
+    """What stands among the replicas for a model of an outside provider: a status that no agent has written, and the KV
+    pages that a request of its whole context would take.
+    """
+
+    status: ReplicaStatus
+    context_pages: int
+
+
+def no_providers() -> Sequence[OutsideModel]:
+    """No outside provider serves a model."""
+    return ()
 
 
 class Replicas:
@@ -51,14 +68,16 @@ class Replicas:
         stale_s: float,
         allows: Callable[[ReplicaStatus], bool],
         failed_by: Callable[[str], frozenset[str]] = no_replicas,
+        outside: Callable[[], Sequence[OutsideModel]] = no_providers,
     ) -> None:
         """``allows`` says whether requests may be sent to a replica, ``failed_by`` which replicas recently failed to
-        load an adapter.
+        load an adapter, ``outside`` the models of outside providers, which have no heartbeat.
         """
         self._redis = redis
         self.peers = peers
         self._allows = allows
         self.failed_by = failed_by
+        self._outside = outside
         self._poll_s = poll_ms / 1000
         self._stale_s = stale_s
         self._ids: list[str] = []
@@ -70,6 +89,7 @@ class Replicas:
         self._looks = 0
         self._held_next = 0
         self._pages_total: dict[str, int] = {}
+        self._pages_of_pools: dict[str, Counter[str]] = {}
         self._block_tokens: dict[str, int] = {}
         self._on_refresh: list[Callable[[], None]] = []
         self.read_at = 0.0  # by the monotonic clock
@@ -120,6 +140,10 @@ class Replicas:
         """KV pages of all replicas of a base model."""
         return self._pages_total.get(base_model, 0)
 
+    def pages_of_pools(self, base_model: str) -> Mapping[str, int]:
+        """KV pages of a base model's replicas by the names of their pools."""
+        return self._pages_of_pools.get(base_model, _NO_PAGES)
+
     def block_tokens(self, base_model: str) -> int:
         """Tokens in one KV block of a base model's engines, the largest of them."""
         return self._block_tokens.get(base_model, PAGE_TOKENS)
@@ -147,7 +171,8 @@ class Replicas:
         """
         self._looks += 1
         parts = 1 if len(self._ids) <= _READ_WHOLE_MAX else _PARTS
-        ids = self._ids[self._looks % parts :: parts]
+        outside = {each.status.id: each for each in self._outside()}
+        ids = [*self._ids[self._looks % parts :: parts], *outside]
         found, values, held = await self._read(ids)
         if found != self._ids:
             new = sorted(set(found).difference(self._ids))
@@ -165,6 +190,9 @@ class Replicas:
                 if self._heartbeats.get(status.id, (0, 0.0))[0] != status.heartbeat_ms:
                     self._heartbeats[status.id] = (status.heartbeat_ms, time.monotonic())
         self.read_at = time.monotonic()
+        for name, model in outside.items():
+            statuses[name], self._heartbeats[name] = model.status, (0, self.read_at)
+            self._loads.setdefault(name, ProviderLoad(model.context_pages))
         for name, pages in zip(ids, held, strict=True):
             if name in statuses:
                 _apply_held(name, self._loads.setdefault(name, ReplicaLoad()), pages)
@@ -189,10 +217,13 @@ class Replicas:
             if before is not None and _group(before.status) != _group(status):
                 self._remove(before)
             self._pools.setdefault(status.base_model, CandidatePool()).put(candidate)
-        self._pages_total, self._block_tokens = {}, {}
+        self._pages_total, self._pages_of_pools, self._block_tokens = {}, {}, {}
         for base_model, pool in self._pools.items():
             pool.sort_by_room()
-            self._pages_total[base_model] = sum(candidate.status.pages_total for candidate in pool)
+            pages = self._pages_of_pools[base_model] = Counter[str]()
+            for candidate in pool:
+                pages[candidate.status.pool] += candidate.status.pages_total
+            self._pages_total[base_model] = pages.total()
             self._block_tokens[base_model] = max(candidate.status.block_tokens for candidate in pool)
 
     def _remove(self, candidate: Candidate) -> None:

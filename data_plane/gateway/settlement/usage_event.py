@@ -8,7 +8,7 @@ import msgspec
 from core import kv_pages
 from core.contracts.replicas import ReplicaStatus
 from core.contracts.request_log import RequestDetails
-from core.contracts.usage import Outcome, UsageEvent
+from core.contracts.usage import YIELDED, Outcome, UsageEvent
 from core.kv_area import even_growth_page_ms
 from data_plane.gateway import metrics
 from data_plane.gateway.api.inference_request import InferenceRequest
@@ -19,6 +19,7 @@ class RequestRun(msgspec.Struct, frozen=True, kw_only=True):
     """Where and when a request ran. Times are Unix milliseconds; durations come from the monotonic clock.
     ``first_token_ms`` and ``duration_ms`` start when the request's body had been read; ``on_replica_ms`` is how long
     the replica had the request, and ``generating_ms`` the part of it since the first token, where that was seen.
+    ``yielded`` numbers the runs of a batch request that gave way; 0 is the run that answers.
     """
 
     replica: ReplicaStatus
@@ -31,6 +32,7 @@ class RequestRun(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: int
     load: AdapterLoad | None
     estimated: bool = False
+    yielded: int = 0
 
 
 def usage_event(request: InferenceRequest, run: RequestRun, counts: TokenCounts) -> UsageEvent:
@@ -41,8 +43,9 @@ def usage_event(request: InferenceRequest, run: RequestRun, counts: TokenCounts)
     cached = counts.cached_tokens + sum(prefill.cached_tokens for prefill in counts.aborted)
     kv_page_ms, kv_measured = _kv_page_ms(run, counts)
     tenant, served, replica = request.caller.tenant, request.target.adapter, run.replica
+    provider = request.target.base.provider
     return UsageEvent(
-        request_id=request.id,
+        request_id=f"{request.id}{YIELDED}{run.yielded}" if run.yielded else request.id,
         tenant_id=tenant.tenant_id,
         key_id=request.caller.key.key_id,
         base_model=request.base_model,
@@ -67,6 +70,11 @@ def usage_event(request: InferenceRequest, run: RequestRun, counts: TokenCounts)
         rank_class=request.rank_class,
         kv_measured=kv_measured,
         service_tier=request.service_tier,
+        service_class=request.service_class,
+        input_gpu_us=request.target.base.gpu_time.input_token_us,
+        output_gpu_us=request.target.base.gpu_time.output_token_us,
+        token_costs=None if provider is None else provider.costs,
+        counted_here=counts.counted_here,
     )
 
 
@@ -103,9 +111,7 @@ def observe(
     first_ms, whole_ms, tier = event.first_token_ms, event.duration_ms, event.adapter_tier
     metrics.PHASE_HISTOGRAMS.observe(
         details.pool or "",
-        event.base_model,
-        event.rank_class,
-        tier,
+        event,
         (
             details.wait_ms,
             None if tier is None else event.adapter_load_ms,
@@ -118,5 +124,7 @@ def observe(
     )
     if not event.kv_measured:
         metrics.KV_UNMEASURED.inc()
-    if [prompt for prompt, _ in counted.sequences if prompt not in expected_prompts]:
+    if event.token_costs is not None:  # a provider counts with a tokenizer of its own
+        metrics.PROVIDER_ESTIMATES.inc(event.counted_here)
+    elif [prompt for prompt, _ in counted.sequences if prompt not in expected_prompts]:
         metrics.PROMPT_COUNT_DIFFERENCES.inc()

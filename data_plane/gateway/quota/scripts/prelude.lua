@@ -3,9 +3,9 @@
 -- and the platform's have other tags. The scripts therefore need one Redis (replicas are fine), not a Redis Cluster.
 --
 -- A level (the platform, a tenant, a key, one day or month of a spending limit) is one hash:
---   requests_tat_us, tokens_tat_us, input_tat_us, output_tat_us   theoretical arrival times of its four rates
---   concurrent, kv_pages, month_held, spend_held_nanos            holds of running requests
---   month, month_used, month_spent_nanos, spent_nanos             settled usage, this month and in total
+--   requests_tat_us, tokens_tat_us, input_tat_us, output_tat_us, gpu_tat_us   theoretical arrival times of its five rates
+--   concurrent, kv_pages, month_held, spend_held_nanos, gpu_held_us           holds of running requests
+--   month, month_used, month_spent_nanos, month_gpu_us, spent_nanos           settled usage, this month and in total
 -- A reservation is one hash. `levels` lists the keys of its levels. `<n>:<rate>_us` and `<n>:<rate>_end_us` are the time
 -- that it took from a rate of the nth level, and that rate's arrival time afterwards. The other fields are its holds at
 -- every level. Numbers are integers below 2^53, which Lua represents exactly.
@@ -37,18 +37,21 @@ end
 local function turn_month(quota, now)
   local month = month_of(math.floor(now / 1000000))
   if redis.call('HGET', quota, 'month') ~= month then
-    redis.call('HSET', quota, 'month', month, 'month_used', 0, 'month_spent_nanos', 0)
+    redis.call('HSET', quota, 'month', month, 'month_used', 0, 'month_spent_nanos', 0, 'month_gpu_us', 0)
   end
 end
 
 -- Add usage to a level.
 local function count_use(quota, used, now)
   local tokens = used.input + used.output
-  if tokens > 0 or used.nanos > 0 then
+  if tokens > 0 or used.nanos > 0 or used.gpu > 0 then
     turn_month(quota, now)
     redis.call('HINCRBY', quota, 'month_used', tokens)
     redis.call('HINCRBY', quota, 'month_spent_nanos', used.nanos)
     redis.call('HINCRBY', quota, 'spent_nanos', used.nanos)
+    if used.gpu > 0 then
+      redis.call('HINCRBY', quota, 'month_gpu_us', used.gpu)
+    end
   end
 end
 
@@ -86,7 +89,7 @@ local function finish(leases, reservation, request_id, used, now)
     held[stored[index]] = stored[index + 1]
   end
   redis.call('DEL', reservation)
-  local input, output = tonumber(held.input), tonumber(held.output)
+  local input, output, gpu = tonumber(held.input), tonumber(held.output), tonumber(held.gpu or 0)
   local level = 0
   for quota in string.gmatch(held.levels, '%S+') do
     level = level + 1
@@ -94,10 +97,14 @@ local function finish(leases, reservation, request_id, used, now)
     redis.call('HINCRBY', quota, 'kv_pages', 0 - held.pages) -- not -x: Redis does not accept Lua's minus zero as an integer
     redis.call('HINCRBY', quota, 'month_held', 0 - (input + output))
     redis.call('HINCRBY', quota, 'spend_held_nanos', 0 - held.nanos)
+    if gpu > 0 then
+      redis.call('HINCRBY', quota, 'gpu_held_us', 0 - gpu)
+    end
     local n = level .. ':'
     refund(quota, 'tokens', held[n .. 'tokens_us'], held[n .. 'tokens_end_us'], input + output, used.input + used.output, now)
     refund(quota, 'input', held[n .. 'input_us'], held[n .. 'input_end_us'], input, used.input, now)
     refund(quota, 'output', held[n .. 'output_us'], held[n .. 'output_end_us'], output, used.output, now)
+    refund(quota, 'gpu', held[n .. 'gpu_us'], held[n .. 'gpu_end_us'], gpu, used.gpu, now)
     count_use(quota, used, now)
   end
   release_replica(held.replica_held, held.replica_pages, request_id)
@@ -105,17 +112,19 @@ local function finish(leases, reservation, request_id, used, now)
 end
 
 local EXPIRED_AT_ONCE_MAX = 100
-local SETTLED = '1' -- any other marker records what an expired lease was billed for
+local NOTHING_USED = { input = 0, output = 0, nanos = 0, gpu = 0 }
+local SETTLED, FREE = '1', '0' -- FREE: nothing was billed. Any other marker records what an expired lease was billed for
 
--- The marker of a request whose lease expired: input tokens, output tokens, nanodollars, and the estimate if there is one.
+-- The marker of a request whose lease expired: input tokens, output tokens, nanodollars, microseconds of GPU time, and the
+-- estimate if there is one.
 local function marker_of(used, event)
-  return string.format('%.0f %.0f %.0f %s', used.input, used.output, used.nanos, event)
+  return string.format('%.0f %.0f %.0f %.0f %s', used.input, used.output, used.nanos, used.gpu, event)
 end
 
--- Read such a marker: the usage, and the estimate ('' for none).
+-- Read such a marker: the usage, and the estimate ('' for none). A gateway of an older version writes no GPU time.
 local function read_marker(marker)
-  local input, output, nanos, event = string.match(marker, '^(%d+) (%d+) (%d+) (.*)$')
-  return { input = tonumber(input), output = tonumber(output), nanos = tonumber(nanos) }, event
+  local input, output, nanos, gpu, event = string.match(marker, '^(%d+) (%d+) (%d+) (%d*) ?(.*)$')
+  return { input = tonumber(input), output = tonumber(output), nanos = tonumber(nanos), gpu = tonumber(gpu) or 0 }, event
 end
 
 -- Append a served request to the request log. Above `max` entries the oldest are dropped; with 0 there is no log.
@@ -133,14 +142,14 @@ local function expire_leases(tenant, now)
   local expired = redis.call('ZRANGEBYSCORE', tenant.leases, '-inf', now_ms, 'LIMIT', 0, EXPIRED_AT_ONCE_MAX)
   for _, request_id in ipairs(expired) do
     local reservation = tenant.reservation_prefix .. request_id
-    local fields = redis.call('HMGET', reservation, 'checkpoint', 'checkpoint_input', 'checkpoint_output', 'checkpoint_nanos')
-    local used = { input = 0, output = 0, nanos = 0 }
+    local fields = redis.call('HMGET', reservation, 'checkpoint', 'checkpoint_input', 'checkpoint_output', 'checkpoint_nanos', 'checkpoint_gpu')
+    local used = NOTHING_USED
     if fields[1] then
-      used = { input = tonumber(fields[2]), output = tonumber(fields[3]), nanos = tonumber(fields[4]) }
+      used = { input = tonumber(fields[2]), output = tonumber(fields[3]), nanos = tonumber(fields[4]), gpu = tonumber(fields[5] or 0) }
     end
     local marker = marker_of(used, fields[1] or '')
     if not redis.call('SET', tenant.settled_prefix .. request_id, marker, 'NX', 'EX', tenant.marker_ttl_s) then
-      used = { input = 0, output = 0, nanos = 0 }
+      used = NOTHING_USED
     elseif fields[1] then
       redis.call('XADD', tenant.usage_stream, '*', 'event', fields[1])
       log_request(tenant.request_log, tenant.request_log_max, fields[1], '{}')

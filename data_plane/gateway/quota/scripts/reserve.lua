@@ -3,9 +3,9 @@
 --      then each level's hash
 -- ARGV request_id, tenant_id, lease_ms, marker_ttl_s, reservation_prefix, settled_prefix,
 --      prompts (the prompt tokens of each sequence), max_tokens, min_tokens, block_tokens, replica_pages_max, input_nanos, output_nanos, page_nanos, request_log_max,
---      then for each level: requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute,
---      concurrent_requests, kv_pages, tokens_per_month, spend_ceiling_nanos, charged_nanos, month_nanos (-1 is no limit),
---      keep_s (-1 keeps the level's hash without an end)
+--      input_gpu_us, output_gpu_us, then for each level: requests_per_minute, tokens_per_minute, input_tokens_per_minute,
+--      output_tokens_per_minute, gpu_us_per_minute, concurrent_requests, kv_pages, tokens_per_month, spend_ceiling_nanos,
+--      charged_nanos, month_nanos, gpu_us_per_month (-1 is no limit), keep_s (-1 keeps the level's hash without an end)
 -- Returns {verdict, level, wait_us, limit, remaining, fits, max_tokens, pages, requests_limit, requests_remaining,
 --          requests_reset_us, tokens_limit, tokens_remaining, tokens_reset_us, replica_pages_held}
 -- The verdict is '' where the reservation was made, else the first limit that blocks it, at the level with that number;
@@ -15,12 +15,15 @@
 -- Rates are GCRA (the ATM Forum's leaky bucket as a meter) with a burst of one minute's worth, kept as theoretical arrival
 -- times in microseconds of the server's clock.
 
-local FIRST_LEVEL, FIRST_LIMIT, LIMITS = 10, 16, 11
+local FIRST_LEVEL, FIRST_LIMIT, LIMITS = 10, 18, 13
 local MINUTE_US, PAGE_TOKENS = 60000000, 16
 local NANOS_MAX = 9007199254740991 -- the largest integer that a Lua number represents exactly; no hold is larger
-local RATES = { 'requests', 'tokens', 'input', 'output' }
+local RATES = { 'requests', 'tokens', 'input', 'output', 'gpu' }
+local RATE_VERDICTS = { requests = 'requests_per_minute', tokens = 'tokens_per_minute', input = 'input_tokens_per_minute',
+  output = 'output_tokens_per_minute', gpu = 'gpu_seconds_per_minute' }
 local FIELDS = { 'month', 'concurrent', 'kv_pages', 'month_held', 'month_used', 'spend_held_nanos', 'spent_nanos',
-  'month_spent_nanos', 'requests_tat_us', 'tokens_tat_us', 'input_tat_us', 'output_tat_us' }
+  'month_spent_nanos', 'gpu_held_us', 'month_gpu_us', 'requests_tat_us', 'tokens_tat_us', 'input_tat_us', 'output_tat_us',
+  'gpu_tat_us' }
 
 local leases, reservation, replica_held, replica_pages = KEYS[1], KEYS[2], KEYS[6], KEYS[7]
 local request_id, tenant_id, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -31,6 +34,7 @@ for prompt in string.gmatch(ARGV[7], '%d+') do
 end
 local requested, least, block, replica_pages_max = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local input_nanos, output_nanos, page_nanos = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
+local input_gpu_us, output_gpu_us = tonumber(ARGV[16]), tonumber(ARGV[17])
 
 local now = now_us()
 local now_ms = math.floor(now / 1000)
@@ -44,6 +48,7 @@ local function needs(max_tokens)
     need.pages = need.pages + math.ceil((prompt + max_tokens) / block) * (block / PAGE_TOKENS)
   end
   need.nanos = math.min(NANOS_MAX, need.input * input_nanos + need.output * output_nanos + need.pages * page_nanos)
+  need.gpu = need.input * input_gpu_us + need.output * output_gpu_us
   return need
 end
 
@@ -51,25 +56,25 @@ local function read_level(index)
   local quota, first = KEYS[index], FIRST_LIMIT + (index - FIRST_LEVEL) * LIMITS
   local stored = redis.call('HMGET', quota, unpack(FIELDS))
   local level = { quota = quota, rates = {} }
-  for position = 2, 8 do
+  for position = 2, 10 do
     level[FIELDS[position]] = tonumber(stored[position]) or 0
   end
   if stored[1] ~= month then
-    redis.call('HSET', quota, 'month', month, 'month_used', 0, 'month_spent_nanos', 0)
-    level.month_used, level.month_spent_nanos = 0, 0
-    if tonumber(ARGV[first + 10]) >= 0 then
-      redis.call('EXPIRE', quota, ARGV[first + 10])
+    redis.call('HSET', quota, 'month', month, 'month_used', 0, 'month_spent_nanos', 0, 'month_gpu_us', 0)
+    level.month_used, level.month_spent_nanos, level.month_gpu_us = 0, 0, 0
+    if tonumber(ARGV[first + 12]) >= 0 then
+      redis.call('EXPIRE', quota, ARGV[first + 12])
     end
   end
   for position, rate in ipairs(RATES) do
     local limit = tonumber(ARGV[first + position - 1])
-    level.rates[position] = { name = rate, limit = limit, tat = math.max(tonumber(stored[8 + position]) or 0, now) }
+    level.rates[position] = { name = rate, limit = limit, tat = math.max(tonumber(stored[10 + position]) or 0, now) }
   end
-  level.concurrent_limit, level.pages_limit = tonumber(ARGV[first + 4]), tonumber(ARGV[first + 5])
-  level.month_limit, level.spend_ceiling = tonumber(ARGV[first + 6]), tonumber(ARGV[first + 7])
-  level.spent_is_lost = level.spent_nanos < tonumber(ARGV[first + 8]) -- Redis lost older charges
-  level.spent_nanos = math.max(level.spent_nanos, tonumber(ARGV[first + 8]))
-  level.month_nanos = tonumber(ARGV[first + 9])
+  level.concurrent_limit, level.pages_limit = tonumber(ARGV[first + 5]), tonumber(ARGV[first + 6])
+  level.month_limit, level.spend_ceiling = tonumber(ARGV[first + 7]), tonumber(ARGV[first + 8])
+  level.spent_is_lost = level.spent_nanos < tonumber(ARGV[first + 9]) -- Redis lost older charges
+  level.spent_nanos = math.max(level.spent_nanos, tonumber(ARGV[first + 9]))
+  level.month_nanos, level.month_gpu_limit = tonumber(ARGV[first + 10]), tonumber(ARGV[first + 11])
   return level
 end
 
@@ -94,11 +99,21 @@ local function spend_left(level)
   return left, limit
 end
 
+-- The microseconds of GPU time that a level's month still has; only where it has a limit.
+local function gpu_left(level)
+  return level.month_gpu_limit - level.month_gpu_us - level.gpu_held_us
+end
+
 local CHECKS = {
   function(level, need)
     local left = level.month_limit - level.month_used - level.month_held
     if level.month_limit >= 0 and need.tokens > left then
       return 'tokens_per_month', -1, level.month_limit, math.max(0, left)
+    end
+  end,
+  function(level, need)
+    if level.month_gpu_limit >= 0 and need.gpu > gpu_left(level) then
+      return 'gpu_seconds_per_month', -1, level.month_gpu_limit, math.max(0, gpu_left(level))
     end
   end,
   function(level, need)
@@ -111,8 +126,7 @@ local CHECKS = {
     for _, rate in ipairs(level.rates) do
       local cost = need[rate.name]
       if rate.limit >= 0 and cost > 0 then
-        local verdict = rate.name == 'requests' and 'requests_per_minute'
-          or rate.name == 'tokens' and 'tokens_per_minute' or rate.name .. '_tokens_per_minute'
+        local verdict = RATE_VERDICTS[rate.name]
         if cost > rate.limit then
           return verdict, -1, rate.limit, left_in(rate)
         end
@@ -152,7 +166,7 @@ end
 
 -- The max_tokens that fit at every level now, at most the requested number; below 0 where even the prompt does not fit.
 local function fitting()
-  local most, pages, money = requested, math.huge, NANOS_MAX
+  local most, pages, money, gpu = requested, math.huge, NANOS_MAX, math.huge
   for _, level in ipairs(levels) do
     if level.month_limit >= 0 then
       most = math.min(most, math.floor((level.month_limit - level.month_used - level.month_held - input) / #prompts))
@@ -170,13 +184,19 @@ local function fitting()
     if output.limit >= 0 then
       most = math.min(most, math.floor(left_in(output) / #prompts))
     end
+    if level.rates[5].limit >= 0 then
+      gpu = math.min(gpu, left_in(level.rates[5]))
+    end
+    if level.month_gpu_limit >= 0 then
+      gpu = math.min(gpu, gpu_left(level))
+    end
     money = math.min(money, (spend_left(level)))
   end
   local fits, above = -1, most + 1
   while above - fits > 1 do
     local middle = above == most + 1 and most or math.floor((fits + above) / 2)
     local need = needs(middle)
-    if need.nanos <= money and need.pages <= pages then
+    if need.nanos <= money and need.pages <= pages and need.gpu <= gpu then
       fits = middle
     else
       above = middle
@@ -209,6 +229,10 @@ end
 local function take_at(position, level, need, held)
   local taken = { 'concurrent', level.concurrent + 1, 'kv_pages', level.kv_pages + need.pages,
     'month_held', exact(level.month_held + need.tokens), 'spend_held_nanos', exact(level.spend_held_nanos + need.nanos) }
+  if need.gpu > 0 then
+    taken[#taken + 1] = 'gpu_held_us'
+    taken[#taken + 1] = exact(level.gpu_held_us + need.gpu)
+  end
   if level.spent_is_lost then
     taken[#taken + 1] = 'spent_nanos'
     taken[#taken + 1] = exact(level.spent_nanos)
@@ -235,7 +259,7 @@ end
 local function hold(need, names, held)
   local expires_ms = now_ms + lease_ms
   redis.call('HSET', reservation, 'levels', table.concat(names, ' '), 'pages', need.pages, 'input', exact(need.input),
-    'output', exact(need.output), 'nanos', exact(need.nanos), 'replica_held', replica_held, 'replica_pages',
+    'output', exact(need.output), 'nanos', exact(need.nanos), 'gpu', exact(need.gpu), 'replica_held', replica_held, 'replica_pages',
     replica_pages, unpack(held))
   redis.call('ZADD', leases, expires_ms, request_id)
   redis.call('ZADD', KEYS[4], 'LT', expires_ms, tenant_id)
@@ -244,23 +268,28 @@ local function hold(need, names, held)
   replica_total = redis.call('HINCRBY', replica_pages, 'total', need.pages)
 end
 
-if redis.call('EXISTS', KEYS[3], reservation) > 0 then
-  if redis.call('EXISTS', KEYS[3]) == 1 then
-    return answer('settled', 0, -1, 0, 0, 0, 0, 0) -- it arrived after its own settlement: no caller waits for it
-  end
-  finish(leases, reservation, request_id, { input = 0, output = 0, nanos = 0 }, now)
-end
-expire_leases({
+local tenant = {
   leases = leases, usage_stream = KEYS[5], marker_ttl_s = ARGV[4], reservation_prefix = ARGV[5], settled_prefix = ARGV[6],
   request_log = KEYS[9], request_log_max = ARGV[15],
-}, now)
+}
+if redis.call('EXISTS', KEYS[3], reservation) > 0 then
+  if redis.call('HEXISTS', reservation, 'checkpoint') == 1 then
+    expire_leases(tenant, now) -- it ran at a gateway that died, which is counted before the id is reserved again
+  end
+  local marker = redis.call('GET', KEYS[3])
+  if marker then -- it arrived after its own settlement: no caller waits for it, but a batch's line may be sent again
+    return answer(marker == SETTLED and 'settled' or 'ended', 0, -1, 0, 0, 0, 0, 0)
+  end
+  finish(leases, reservation, request_id, NOTHING_USED, now)
+end
+expire_leases(tenant, now)
 expire_replica(replica_held, replica_pages, now_ms)
 for index = FIRST_LEVEL, #KEYS do
   levels[#levels + 1] = read_level(index)
 end
 if redis.call('EXISTS', KEYS[8]) == 0 then
   for number, level in ipairs(levels) do
-    if level.month_limit >= 0 or level.spend_ceiling >= 0 or level.month_nanos >= 0 then
+    if level.month_limit >= 0 or level.spend_ceiling >= 0 or level.month_nanos >= 0 or level.month_gpu_limit >= 0 then
       return answer('forgotten', number, -1, 0, 0, 0, 0, 0)
     end
   end

@@ -5,7 +5,7 @@
 -- KEYS settled, leases, reservation, usage_stream, replica_held, replica_held_pages, tenant_quota, key_quota, request_log
 -- ARGV request_id, marker_ttl_s, used_input, used_output, used_nanos, event ('' where nothing is billed),
 --      cached_saves_input, cached_saves_nanos: the discount on a prompt token from a prefix cache,
---      details of the request log, its most entries (0: no log)
+--      details of the request log, its most entries (0: no log), used_gpu_us, cached_saves_gpu_us
 -- Returns {1, entry}, or {0, entry} where this request has settled before. The entry is the one of the stream that bills the
 -- request, or the newest one where an earlier entry bills it; '' where nothing is billed.
 
@@ -16,25 +16,26 @@ end
 
 local marker = redis.call('GET', KEYS[1])
 local request_id, event, now = ARGV[1], ARGV[6], now_us()
-local used = { input = tonumber(ARGV[3]), output = tonumber(ARGV[4]), nanos = tonumber(ARGV[5]) }
-if marker == SETTLED then
+local used = { input = tonumber(ARGV[3]), output = tonumber(ARGV[4]), nanos = tonumber(ARGV[5]), gpu = tonumber(ARGV[11]) }
+if marker == SETTLED or marker == FREE then
   return { 0, newest() }
 end
 if marker then
   local billed, estimate = read_marker(marker)
   if estimate ~= '' then
-    if event == '' then
+    if event == '' or cjson.decode(estimate).outcome == 'yielded' then -- a batch's line was free, and runs again
       return { 0, newest() }
     end
     -- Tokens that were billed as cached stay cached, even if the final count has fewer: no record is taken back.
     local kept = math.max(0, cjson.decode(estimate).cached_tokens - cjson.decode(event).cached_tokens)
     used.input, used.nanos = used.input - kept * ARGV[7], used.nanos - kept * ARGV[8]
+    used.gpu = used.gpu - kept * ARGV[12]
   end
   for name, before in pairs(billed) do
     used[name] = math.max(0, used[name] - before)
   end
 end
-redis.call('SET', KEYS[1], SETTLED, 'EX', ARGV[2])
+redis.call('SET', KEYS[1], event == '' and FREE or SETTLED, 'EX', ARGV[2])
 
 if not finish(KEYS[2], KEYS[3], request_id, used, now) then
   count_use(KEYS[7], used, now)

@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio
 
 from core import redis_keys
-from core.contracts.grants import ServiceTier
+from core.contracts.grants import ServiceClass
 from core.contracts.replicas import Residency
 from core.errors import TooManyRequests, Unavailable
 from data_plane.gateway.admission.assignment import Assignment
@@ -32,7 +32,7 @@ COSTS = PlacementCosts(
 )  # fmt: skip
 BOUNDS = QueueBounds(requests_max=6, tokens_max=100_000, tenant_requests_max=5)
 PASSED_OVER_S = 0.2
-FLEX_WAIT_S = 50.0
+BATCH_WAIT_S = 50.0
 
 
 @pytest.fixture
@@ -46,11 +46,11 @@ async def queue(redis_settings) -> AsyncIterator[WaitQueue]:
         neighbours = GatewayPeers("gw_1", RedisClock(), stale_ms=1000)
         replicas = Replicas(client, neighbours, poll_ms=50, stale_s=60, allows=lambda _status: True)
         await replicas.refresh()
-        patience = WaitLimits(wait_s=5, flex_wait_s=FLEX_WAIT_S, overdue_after_s=PASSED_OVER_S, poll_s=10)
+        patience = WaitLimits(wait_s=5, batch_wait_s=BATCH_WAIT_S, overdue_after_s=PASSED_OVER_S, poll_s=10)
         yield WaitQueue(replicas, COSTS, BOUNDS, patience, BacklogBounds(tenants_max=64, adapters_max=64))
 
 
-def request(tenant_id: str, pages: int = 2, adapter: str = "", **more: ServiceTier) -> InferenceRequest:
+def request(tenant_id: str, pages: int = 2, adapter: str = "", **more: ServiceClass) -> InferenceRequest:
     return inference_request(
         tenant_id, adapter=f"{adapter}@{'a' * 64}" if adapter else "", prompt_tokens=16, max_tokens=16 * (pages - 1),
         min_tokens=1, **more,
@@ -151,7 +151,7 @@ async def test_a_caller_that_disconnects_leaves_the_queue_at_once(queue):
     entry = queue.enter(request("tn_b"))
     task = asyncio.create_task(queue.wait(entry))
     await asyncio.sleep(0)
-    queue.disconnect(entry)
+    entry.item.refuse(ClientGone())
     with pytest.raises(ClientGone):
         await task
     assert queue.goes_first(request("tn_c"))
@@ -162,7 +162,7 @@ async def test_a_caller_that_disconnects_leaves_the_queue_at_once(queue):
 async def test_a_caller_that_disconnects_during_its_reservation_does_not_wait_again(queue):
     entry = queue.enter(request("tn_b"))
     assignment = await queue.wait(entry)
-    queue.disconnect(entry)
+    entry.item.refuse(ClientGone())
     queue.put_back(entry, assignment)
     async with asyncio.timeout(1):
         with pytest.raises(ClientGone):
@@ -223,7 +223,7 @@ async def test_a_request_that_waits_too_long_is_refused_at_the_deadline(queue):
 
 async def test_a_flex_request_waits_for_all_others_and_is_served_when_there_is_room(queue):
     running = [admit(queue, request("tn_a")) for _ in range(5)]
-    flex = await waits(queue, request("tn_flex", service_tier="flex"))
+    flex = await waits(queue, request("tn_flex", service_class="batch"))
     others = [await waits(queue, request(tenant)) for tenant in ("tn_a", "tn_b", "tn_flex")]
     for ended, expected in ((1, 1), (2, 2), (3, 3)):  # each place goes to a request that is not flex
         free(queue, running[ended - 1])
@@ -238,9 +238,9 @@ async def test_a_waiting_flex_request_delays_no_other_request(queue):
     """A request that finds room goes first, without a look at its tenant's limits before it waits."""
     for _ in range(4):
         admit(queue, request("tn_a"))
-    flex = await waits(queue, request("tn_flex", pages=4, service_tier="flex"))
+    flex = await waits(queue, request("tn_flex", pages=4, service_class="batch"))
     assert queue.goes_first(request("tn_b"))
-    assert not queue.goes_first(request("tn_b", service_tier="flex"))
+    assert not queue.goes_first(request("tn_b", service_class="batch"))
     confirm(next(queue.assign_now(request("tn_b"))))
     assert not flex.done()
     flex.cancel()
@@ -248,8 +248,8 @@ async def test_a_waiting_flex_request_delays_no_other_request(queue):
 
 async def test_no_replica_is_reserved_for_a_flex_request_that_others_pass(queue):
     running = [admit(queue, request("tn_a")) for _ in range(5)]
-    large = await waits(queue, request("tn_flex", pages=8, service_tier="flex"))
-    small = await waits(queue, request("tn_small", service_tier="flex"))
+    large = await waits(queue, request("tn_flex", pages=8, service_class="batch"))
+    small = await waits(queue, request("tn_small", service_class="batch"))
     free(queue, running[0])
     await a_moment()
     assert await assigned(small), "it passes the large one"
@@ -263,7 +263,7 @@ async def test_no_replica_is_reserved_for_a_flex_request_that_others_pass(queue)
 
 async def test_flex_requests_make_room_in_a_full_queue_for_as_many_tokens_as_another_needs(queue):
     admit(queue, request("tn_a", pages=10))
-    flex = [await waits(queue, request(f"tn_{n}", pages=1_000, service_tier="flex")) for n in range(6)]
+    flex = [await waits(queue, request(f"tn_{n}", pages=1_000, service_class="batch")) for n in range(6)]
     other = await waits(queue, request("tn_b", pages=2_000))
     refused = [task for task in flex if task.done()]
     assert len(refused) == 2, "96,000 tokens waited; 32,000 more need two of 16,000"
@@ -278,9 +278,9 @@ async def test_flex_requests_make_room_in_a_full_queue_for_as_many_tokens_as_ano
 
 async def test_a_flex_request_that_waits_too_long_is_refused_as_openai_refuses_it(queue):
     admit(queue, request("tn_a", pages=10))
-    entry = queue.enter(request("tn_b", service_tier="flex"))
+    entry = queue.enter(request("tn_b", service_class="batch"))
     loop = asyncio.get_running_loop()
-    assert entry.item.deadline == pytest.approx(loop.time() + FLEX_WAIT_S, abs=1)
+    assert entry.item.deadline == pytest.approx(loop.time() + BATCH_WAIT_S, abs=1)
     entry.item.deadline = loop.time() + 0.05
     with pytest.raises(TooManyRequests) as refused:
         await queue.wait(entry)

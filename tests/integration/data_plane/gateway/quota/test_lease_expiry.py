@@ -8,7 +8,7 @@ from core import redis_keys
 from core.contracts.grants import KeyLimits, Prices
 from core.contracts.usage import UsageEvent
 from core.ids import new_id
-from data_plane.gateway.quota.consumption import Used
+from data_plane.gateway.quota.consumption import NOTHING_USED, Used
 from data_plane.gateway.quota.reservation import Checkpoint, Settlement
 from tests.fixtures.quota.levels import ask, event, granted, reserve, settle, stored
 
@@ -71,6 +71,50 @@ async def test_an_orphan_that_was_still_running_is_reported_once_and_its_rest_is
     for level in allowed.levels:
         found = await stored(redis, level.quota)
         assert (found["month_used"], found["spent_nanos"], found["month_held"], found["concurrent"]) == (50, 5000, 0, 0)
+
+
+async def test_what_ran_of_a_line_after_its_lease_expired_is_not_charged(quotas):
+    redis, quota = quotas
+    allowed, line = granted(prices=PRICES), ask(90)
+    assert not (await reserve(quota, line, allowed)).blocked_by
+    free = msgspec.structs.replace(event(f"{line.request_id}:yielded1", allowed.tenant_id, 5), outcome="yielded")
+    await quota.renew({(allowed.tenant_id, "rep_one"): {line.request_id: Checkpoint(event=free, used=NOTHING_USED)}})
+    await redis.zadd(redis_keys.tenant_leases(allowed.tenant_id), {line.request_id: 1})
+    assert await quota.sweep(allowed.tenant_id) == 1
+    assert not await settle(quota, line, allowed, output_tokens=9)
+    (entry,) = await redis.xrange(redis_keys.USAGE_STREAM)
+    assert msgspec.json.decode(entry[1][b"event"], type=UsageEvent) == free
+    assert (await stored(redis, allowed.levels[0].quota))["month_used"] == 0
+
+
+async def test_a_line_that_is_sent_again_before_its_lease_is_swept_keeps_its_checkpoint(quotas):
+    redis, quota = quotas
+    allowed, line = granted(prices=PRICES), ask(90)
+    assert not (await reserve(quota, line, allowed)).blocked_by
+    free = msgspec.structs.replace(event(f"{line.request_id}:yielded1", allowed.tenant_id, 5), outcome="yielded")
+    await quota.renew({(allowed.tenant_id, "rep_one"): {line.request_id: Checkpoint(event=free, used=NOTHING_USED)}})
+    await redis.zadd(redis_keys.tenant_leases(allowed.tenant_id), {line.request_id: 1})
+    assert (await reserve(quota, line, allowed)).blocked_by == "ended"
+    (entry,) = await redis.xrange(redis_keys.USAGE_STREAM)
+    assert msgspec.json.decode(entry[1][b"event"], type=UsageEvent) == free
+
+
+async def test_leases_and_markers_of_a_version_without_gpu_time_are_ended(quotas):
+    redis, quota = quotas
+    allowed, old, replayed = granted(prices=PRICES), ask(90), ask(90)
+    used = Used(output_tokens=9, cost_nanos=3600)
+    for each in (old, replayed):
+        assert not (await reserve(quota, each, allowed)).blocked_by
+        checkpoint = Checkpoint(event=event(each.request_id, allowed.tenant_id, 9), used=used)
+        await quota.renew({(allowed.tenant_id, "rep_one"): {each.request_id: checkpoint}})
+        await redis.hdel(redis_keys.reservation(allowed.tenant_id, each.request_id), "gpu", "checkpoint_gpu")
+    await redis.zadd(redis_keys.tenant_leases(allowed.tenant_id), {old.request_id: 1, replayed.request_id: 1})
+    assert await quota.sweep(allowed.tenant_id) == 2
+    marker = redis_keys.settled(allowed.tenant_id, replayed.request_id)
+    kept = (await redis.get(marker)).split(b" ", 4)
+    await redis.set(marker, b" ".join([*kept[:3], kept[4]]))
+    assert await settle(quota, replayed, allowed, output_tokens=20)
+    assert (await stored(redis, allowed.levels[0].quota))["month_used"] == 29
 
 
 async def test_many_leases_are_renewed_in_batches_of_bounded_size(quotas):

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from core import redis_keys
 from core.contracts.grants import KeyLimits, Prices
+from core.contracts.routes import GpuTime
 from data_plane.gateway.quota.allowance import Allowance, Level, PlatformLimits
 from data_plane.gateway.quota.rate_limit_response import ReservationResult
 from data_plane.gateway.quota.reservation import ReservationRequest, Reservations
@@ -23,7 +24,8 @@ PRICES = Prices(input_nanos=3, cached_input_nanos=1, output_nanos=7, kv_page_sec
 MINUTE = 100_000
 WIDE = {
     "requests_per_minute": 60, "tokens_per_minute": MINUTE, "input_tokens_per_minute": MINUTE,
-    "output_tokens_per_minute": MINUTE, "ceiling": 10**12, "prices": PRICES,
+    "output_tokens_per_minute": MINUTE, "ceiling": 10**12, "prices": PRICES, "gpu_seconds_per_minute": MINUTE,
+    "gpu_seconds_per_month": 10**9, "gpu_time": GpuTime(input_token_us=100_000, output_token_us=200_000),
     "platform": PlatformLimits(concurrent_requests=10_000, kv_pages=10**6, tokens_per_minute=MINUTE),
     "key": KeyLimits(
         requests_per_minute=60, tokens_per_minute=MINUTE, concurrent_requests=10_000, tokens_per_month=10**9,
@@ -34,10 +36,13 @@ WIDE = {
 
 RATES = {
     "requests_per_minute": "requests", "tokens_per_minute": "tokens", "input_tokens_per_minute": "input",
-    "output_tokens_per_minute": "output",
+    "output_tokens_per_minute": "output", "gpu_us_per_minute": "gpu",
 }  # fmt: skip
 SPEND = ("spend_ceiling_nanos", "month_nanos")
-LIMITS = (*RATES, "concurrent_requests", "kv_pages", "tokens_per_month", *SPEND)
+NAMED = dict.fromkeys(SPEND, "spend") | {
+    "gpu_us_per_minute": "gpu_seconds_per_minute", "gpu_us_per_month": "gpu_seconds_per_month",
+}  # fmt: skip
+LIMITS = (*RATES, "concurrent_requests", "kv_pages", "tokens_per_month", "gpu_us_per_month", *SPEND)
 CASES = [
     (at, limit)
     for at, level in enumerate(granted("tn_one", **WIDE).levels)
@@ -92,6 +97,7 @@ def narrowed(
         "concurrent_requests": found.get("concurrent", 0),
         "kv_pages": found.get("kv_pages", 0) + need["kv_pages"] - 1,
         "tokens_per_month": found.get("month_used", 0) + found.get("month_held", 0) + need["month_held"] - 1,
+        "gpu_us_per_month": found.get("month_gpu_us", 0) + found.get("gpu_held_us", 0) + need["gpu_held_us"] - 1,
         "spend_ceiling_nanos": found.get("spent_nanos", 0) + found.get("spend_held_nanos", 0)
         + need["spend_held_nanos"] - 1,
         "month_nanos": found.get("month_spent_nanos", 0) + found.get("spend_held_nanos", 0)
@@ -100,7 +106,7 @@ def narrowed(
     if limit in RATES:
         cost = {
             "requests": 1, "tokens": need["month_held"], "input": sum(wanted.prompts),
-            "output": len(wanted.prompts) * wanted.max_tokens,
+            "output": len(wanted.prompts) * wanted.max_tokens, "gpu": need["gpu_held_us"],
         }[RATES[limit]]  # fmt: skip
         free[limit] = cost - 1  # never; buckets that only have to refill belong to the test below
     return msgspec.structs.replace(level, **{limit: free[limit]})
@@ -115,14 +121,14 @@ def test_a_request_refused_by_any_limit_of_any_level_takes_nothing(redis_setting
             for each, ended in before:
                 assert not (await take(quota, each, wide)).blocked_by
                 if ended:
-                    assert await settle(quota, each, wide, output_tokens=1, cost_nanos=7)
+                    assert await settle(quota, each, wide, output_tokens=1, cost_nanos=7, gpu_us=9)
             need = Model().needs(wide, prompts=wanted.prompts, tokens=wanted.max_tokens)
             was = await everything(redis)
             for at, limit in CASES:
                 level = narrowed(wide.levels[at], limit, await stored(redis, wide.levels[at].quota), need, wanted)
                 levels = (*wide.levels[:at], level, *wide.levels[at + 1 :])
                 refused = await take(quota, wanted, msgspec.structs.replace(wide, levels=levels))
-                assert (refused.blocked_by, refused.level) == ("spend" if limit in SPEND else limit, level.name)
+                assert (refused.blocked_by, refused.level) == (NAMED.get(limit, limit), level.name)
                 assert await everything(redis) == was, (level.name, limit)
             assert not (await take(quota, wanted, wide)).blocked_by
             now = await everything(redis)
@@ -153,7 +159,7 @@ def test_a_replica_without_room_changes_no_level(redis_settings, before, wanted)
     ("limit", "burst"),
     [
         ("requests_per_minute", 2), ("tokens_per_minute", 600), ("input_tokens_per_minute", 300),
-        ("output_tokens_per_minute", 300),
+        ("output_tokens_per_minute", 300), ("gpu_seconds_per_minute", 100),
     ],
 )  # fmt: skip
 async def test_a_bucket_that_must_refill_refuses_and_no_other_bucket_is_drawn_from(quotas, limit, burst):

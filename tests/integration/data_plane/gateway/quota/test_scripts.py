@@ -196,7 +196,7 @@ async def test_a_reservation_after_its_own_settlement_takes_nothing(quotas):
     redis, quota = quotas
     allowed, wanted = granted(), ask(5)
     assert await settle(quota, wanted, allowed)
-    assert (await reserve(quota, wanted, allowed)).blocked_by == "settled"
+    assert (await reserve(quota, wanted, allowed)).blocked_by == "ended", "nothing was billed"
     assert await stored(redis, allowed.levels[0].quota) == {}
 
 

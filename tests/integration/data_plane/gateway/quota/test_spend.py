@@ -150,7 +150,8 @@ def test_a_running_streams_holds_are_shown_until_it_ends(stack):
     reserved = stack.client.hmget(redis_keys.reservation(tenant.id, lease.decode()), names)
     pages, prompt_tokens, output_tokens, nanos = map(int, reserved)
     assert shown() == {
-        "concurrent_requests": 1, "kv_pages": pages, "tokens": prompt_tokens + output_tokens, "spend_nanos": nanos
+        "concurrent_requests": 1, "kv_pages": pages, "tokens": prompt_tokens + output_tokens, "gpu_seconds": 0,
+        "spend_nanos": nanos,
     }  # fmt: skip
     stream.close()
     wait_until(tenant.holds_nothing, what="the stream to be settled")

@@ -61,7 +61,7 @@ def test_waiting_and_just_refused_requests_count_by_base_model_and_rank(report, 
 
 
 def test_flex_requests_wait_without_asking_for_pages(report, queue):
-    queue += [inference_request(service_tier="flex")]
+    queue += [inference_request(service_class="batch")]
     (demand,) = report.report().waiting
     assert (demand.requests, demand.pages) == (1, 0)
 

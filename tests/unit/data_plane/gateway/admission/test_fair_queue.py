@@ -16,7 +16,7 @@ def queue(**bounds: int) -> FairQueue[str]:
     return FairQueue(QueueBounds(**fields))
 
 
-def entry(tenant: str, tokens: int = 10, name: str = "", **fields: int) -> QueueEntry[str]:
+def entry(tenant: str, tokens: int = 10, name: str = "", **fields: object) -> QueueEntry[str]:
     return QueueEntry(tenant_id=tenant, tokens=tokens, item=name, **fields)
 
 
@@ -27,7 +27,7 @@ def serve(turns: FairQueue[str]) -> QueueEntry[str]:
     return first
 
 
-def fill(turns: FairQueue[str], tenant: str, sizes: list[int], **fields: int) -> None:
+def fill(turns: FairQueue[str], tenant: str, sizes: list[int], **fields: object) -> None:
     for number, tokens in enumerate(sizes):
         turns.push(entry(tenant, tokens, f"{tenant}{number}", **fields))
 
@@ -111,11 +111,32 @@ def test_a_request_that_is_put_back_keeps_its_place():
     assert [each.item for each in turns.in_order(of_tenant_max=3)] == ["a0", "a1", "a2"]
 
 
+def test_an_urgent_request_goes_before_its_tenants_others_and_before_no_other_tenants():
+    turns = queue()
+    fill(turns, "a", [10] * 2)
+    fill(turns, "b", [10])
+    urgent = entry("a", name="urgent", urgent=True)
+    assert turns.tokens_ahead(urgent) < turns.tokens_ahead(entry("a"))
+    turns.push(urgent)
+    turns.push(entry("a", name="later", urgent=True))
+    assert [each.item for each in turns.in_order(of_tenant_max=9)] == ["b0", "urgent", "later", "a0", "a1"]
+
+
 def test_only_a_tenants_oldest_requests_are_scanned():
     turns = queue()
     fill(turns, "a", [10] * 5)
     fill(turns, "b", [10] * 5)
     assert [each.item for each in turns.in_order(of_tenant_max=2)] == ["a0", "a1", "b0", "b1"]
+
+
+def test_of_each_kind_a_tenants_oldest_requests_are_scanned():
+    turns = queue()
+    fill(turns, "a", [10] * 3)
+    fill(turns, "a", [20] * 3, kind="other")
+    assert [each.tokens for each in turns.in_order(of_tenant_max=2)] == [10, 10, 20, 20]
+    for _ in range(3):
+        serve(turns)
+    assert [each.tokens for each in turns.in_order(of_tenant_max=2)] == [20, 20]
 
 
 def test_one_tenant_cannot_have_more_than_its_part_of_the_queue():

@@ -55,7 +55,7 @@ def test_a_better_tier_goes_first_even_behind_another_gateway():
 
 def test_flex_requests_yield_to_all_others_behind_any_gateway():
     stage = Stage(2, pages=PAGES)
-    traffic = stage.always("flex", [128, 0], service_tier="flex", tier=0), stage.always("default", [0, 128], tier=9)
+    traffic = stage.always("flex", [128, 0], service_class="batch", tier=0), stage.always("default", [0, 128], tier=9)
     run_in_virtual_time(stage.run(*traffic, seconds=SECONDS))
     assert stage.tokens("default") >= 0.95 * stage.tokens_at_most(until_s=SECONDS)
     assert stage.tokens("flex") == 0
@@ -66,7 +66,7 @@ def test_flex_requests_that_wait_at_another_gateway_delay_no_other_and_use_what_
     for flex in (0, 128):
         stage = Stage(2, pages=PAGES, wait_s=30)
         quiet = stage.at_a_rate("quiet", 2, [1, 0])
-        run_in_virtual_time(stage.run(quiet, stage.always("flex", [0, flex], service_tier="flex"), seconds=SECONDS))
+        run_in_virtual_time(stage.run(quiet, stage.always("flex", [0, flex], service_class="batch"), seconds=SECONDS))
         waits.append([each.waited_s for each in stage.served if each.tenant_id == "quiet"])
         assert stage.tokens("flex") >= (0.9 * stage.tokens_at_most(until_s=SECONDS) if flex else 0)
     assert max(waits[1]) <= max(waits[0]) + 0.06, "it takes of the pages that flex requests leave"

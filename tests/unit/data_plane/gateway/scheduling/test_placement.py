@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -167,6 +168,55 @@ def test_the_cheapest_class_with_room_comes_before_the_fastest_tier():
     assert first([large, small], query()) == "rep_small"
     full = candidate("rep_small", "store", held=95, changes={"rank_max": 8})
     assert first([large, full], query()) == "rep_large"
+
+
+def of_pools(wanted: PlacementQuery, *, closed: str = "", own: str = "") -> PlacementQuery:
+    pools = {"closed_pools": frozenset({closed} - {""}), "own_pools": frozenset({own} - {""})}
+    return structs.replace(wanted, request=structs.replace(wanted.request, **pools))
+
+
+def test_a_pool_that_does_not_serve_a_request_gets_none_and_the_tenants_own_comes_first():
+    shared = candidate("rep_1", "slot", changes={"pool": "shared"})
+    own = candidate("rep_2", requests=9, changes={"pool": "own", "rank_max": 64})
+    assert first([shared, own], query()) == "rep_1"
+    assert first([shared, own], of_pools(query(), own="own")) == "rep_2"
+    full = candidate("rep_2", held=95, changes={"pool": "own"})
+    assert first([shared, full], of_pools(query(), own="own")) == "rep_1"
+    assert rank([own], of_pools(query(), closed="own"), COSTS).able == []
+
+
+def test_batch_leaves_what_others_of_its_pool_arrive_with():
+    half = structs.replace(query("m", headroom=False), left_free={"chat": 0.5})
+    assert pages_max(candidate("rep_1", changes={"pool": "chat"}), half, COSTS) == 50
+    assert pages_max(candidate("rep_1", changes={"pool": "nightly"}), half, COSTS) == 95
+
+
+@pytest.mark.parametrize(
+    ("pages", "batch_requests", "allowed"),
+    [(50, 0, 50), (51, 0, 95), (95, 0, 95), (51, 1, 50), (95, 1, 50), (96, 0, 100), (96, 1, 100)],
+)
+def test_one_batch_request_at_a_time_may_be_larger_than_what_is_left(pages, batch_requests, allowed):
+    """Only one that could never run beside the headroom may take that as well."""
+    large = structs.replace(query("m", headroom=False, sequence_tokens=pages * 16), left_free={"": 0.5})
+    replica = candidate("rep_1")
+    replica.load.batch_requests = batch_requests
+    assert pages_max(replica, large, COSTS) == allowed
+
+
+@pytest.mark.parametrize(
+    ("running", "batch_requests", "alone", "beside_others"),
+    [(7, 7, True, True), (8, 1, True, False), (27, 1, True, False), (28, 28, False, False), (28, 0, True, True)],
+)
+def test_batch_leaves_sequences_free_and_others_tokens_fast_but_one_always_runs(
+    running, batch_requests, alone, beside_others
+):
+    replica = candidate("rep_1", changes={"sequences": 32, "batch_requests_max": 8, "running_requests": running})
+    replica.load.batch_requests = batch_requests
+    for left_free, has_room in (({}, alone), ({"": 0.0}, beside_others)):
+        request = inference_request(service_class="batch")
+        batch = PlacementQuery(request, headroom=False, left_free=left_free)
+        assert bool(rank([replica], batch, COSTS).now) is has_room
+    assert rank([replica], query("m"), COSTS).now, "others have room"
 
 
 def test_a_base_model_goes_where_the_fewest_requests_run():

@@ -5,6 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_plane.gateway.api.inference_request import BATCH_TIER
 from data_plane.gateway.scheduling.fair_share import PageDemand
 from data_plane.gateway.scheduling.replica_load import Occupancy, ReplicaLoad, Shares, tag
 
@@ -69,11 +70,25 @@ def test_a_moved_request_moves_its_pages():
     one, two, shares = ReplicaLoad(), ReplicaLoad(), Shares()
     first, second = stay(one, shares), stay(two, shares)
     first.answered(4, granted_pages=4)
-    second.moved_from(first)
+    second.answered(4, granted_pages=4)
+    first.give_back()
     assert (one.taken_pages, two.taken_pages) == (0, 4)
     assert (one.requests, two.requests) == (0, 1)
     second.give_back()
     assert two.taken_pages == 0
+
+
+def test_batch_requests_are_counted_while_they_are_there():
+    load, shares = ReplicaLoad(), Shares()
+    requests = [
+        Occupancy(load, shares, tenant_id="tn", weight=1, tier=tier, pages=2, prompt_tokens=0, adapter="")
+        for tier in (BATCH_TIER, 1, BATCH_TIER)
+    ]
+    assert load.batch_requests == 2
+    for each in requests:
+        each.leave()
+        each.leave()
+    assert load.batch_requests == 0
 
 
 def test_a_tenant_is_below_its_share_while_the_others_and_a_newcomer_could_have_as_much():
