@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from core import telemetry
+from core.contracts.replicas import OUTSIDE, ReplicaStatus
 from core.ids import new_id
 from core.newest_published import NewestPublished
 from data_plane.gateway.admission.admission import Admission
@@ -29,6 +30,10 @@ from data_plane.gateway.api.prompt_counter import PromptCounters
 from data_plane.gateway.api.schema_compiler import SchemaCompiler
 from data_plane.gateway.api.tenant_thread_pool import TenantThreadPool
 from data_plane.gateway.drain_notice import DrainNotice
+from data_plane.gateway.providers.attempts import Providers
+from data_plane.gateway.providers.client import ProviderClient
+from data_plane.gateway.providers.replicas import provider_replicas
+from data_plane.gateway.providers.spending import ProviderSpending
 from data_plane.gateway.quota.quota_status import QuotaReader
 from data_plane.gateway.quota.reservation import Reservations
 from data_plane.gateway.request.access_watch import AccessWatch
@@ -40,6 +45,8 @@ from data_plane.gateway.request.request_log import RequestLog
 from data_plane.gateway.request.trace import Traces
 from data_plane.gateway.request.trace_exporter import TraceExporter
 from data_plane.gateway.routes import GatewayReadiness, Routes
+from data_plane.gateway.routing.classifier import LinearModel
+from data_plane.gateway.routing.router import Router, Stickiness
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.scheduling.fair_share import BacklogBounds
 from data_plane.gateway.scheduling.gateway_peers import GatewayPeers
@@ -53,6 +60,7 @@ from data_plane.gateway.state.heartbeat import Heartbeat
 from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.state.redis_connection import RedisConnection
 from data_plane.gateway.state.snapshot import Snapshot
+from data_plane.gateway.upstream.control_relay import ControlRelay
 from data_plane.gateway.upstream.engine_client import EngineClient
 from data_plane.gateway.upstream.relay import Relay, RetryBudget
 from data_plane.gateway.upstream.unary_progress import UnaryProgress
@@ -92,10 +100,11 @@ class _Gateway:
             on_load=_freeze_loaded_objects,
         )
         self._engines = _engine_client(settings)
+        self._control_relay = ControlRelay(settings)
         self._circuits = _circuits(settings, self._engines)
         gateway_id, clock = new_id("gw"), RedisClock()
         peers = GatewayPeers(gateway_id, clock, stale_ms=settings.peer_backlog_stale_ms)
-        self._replicas = _replicas(settings, redis, peers, self._circuits)
+        self._replicas = _replicas(settings, redis, peers, self._circuits, self._snapshot)
         self._threads = _threads(settings)
         self._counters = _counters(settings, redis, self._threads)
         self._connection = connection = _redis_connection(settings)
@@ -104,6 +113,7 @@ class _Gateway:
         reservations = _reservations(settings, connection, settings.lease_s)
         self._settlement = SettlementRuntime(settings, connection, reservations, clock, gateway_id)
         settler = self._settlement.settler
+        self._providers = _providers(settings, self._engines, connection, clock)
         self._access_watch = AccessWatch(settler.running, self._snapshot, every_s=settings.access_check_s)
         self._unary_progress = UnaryProgress(self._engines, poll_s=settings.unary_progress_poll_ms / 1000)
         replay_charge = ReplayCharge(reservations, settler, deadline_s=settings.reserve_deadline_ms / 1000)
@@ -113,7 +123,7 @@ class _Gateway:
         self._quota = QuotaReader(connection, deadline_s=settings.settlement_deadline_s)
         self._heartbeat = _heartbeat(settings, redis, self._snapshot, clock, gateway_id)
         self._preparation = Preparation(
-            settings, self._snapshot, self._heartbeat, self._threads, self._counters, self._schemas
+            settings, self._snapshot, self._heartbeat, self._threads, self._counters, self._schemas, _router(settings)
         )
         self.readiness = GatewayReadiness(self._snapshot, self._heartbeat, self._replicas, self._drain_notice)
         queue = _wait_queue(settings, self._replicas)
@@ -125,7 +135,7 @@ class _Gateway:
             self._preparation,
             self._admission(queue, reservations, settler, clock),
             settler,
-            _relay(settings, self._engines, self._circuits, self._replicas, self._unary_progress),
+            _relay(settings, self._engines, self._circuits, self._replicas, self._unary_progress, self._providers),
             self._idempotency,
             clock,
         )
@@ -146,23 +156,21 @@ class _Gateway:
 
     def routes(self) -> Routes:
         """The route handlers."""
-        hints = _listing_hints(self._settings, self._redis)
-        cors = Cors(self._settings.gateway_cors_origins)
         return Routes(
             self._lifecycle,
             self._preparation,
             self.readiness,
-            hints,
+            _listing_hints(self._settings, self._redis),
             self._quota,
-            cors,
-            self._request_log,
-            Traces(self._settings, self._traces),
+            self._control_relay,
+            Cors(self._settings.gateway_cors_origins),
+            (Traces(self._settings, self._traces), self._request_log),  # a trace's id is in the access log
         )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run from before the first connection is accepted until the last request is answered and settled."""
-        async with self._redis, self._engines:
+        async with self._redis, self._engines, self._providers.client:
             # Once before any connection is accepted. If it fails now, the loops keep trying and /readyz reports it.
             with contextlib.suppress(RedisError, OSError):
                 await self._snapshot.load()
@@ -198,6 +206,7 @@ class _Gateway:
                 self._threads.close()
                 await self._schemas.close()
                 await self._connection.close()
+                self._control_relay.close()
                 await self._traces.flush()  # last: money does not wait for a collector
 
 
@@ -245,8 +254,12 @@ def _redis_connection(settings: GatewaySettings) -> RedisConnection:
 
 
 def _circuits(settings: GatewaySettings, engines: EngineClient) -> CircuitBreakers:
+    async def is_healthy(replica: ReplicaStatus) -> bool:
+        """An outside provider has no health check: after the pause a request tries it."""
+        return replica.id.startswith(OUTSIDE) or await engines.is_healthy(replica)
+
     return CircuitBreakers(
-        engines.is_healthy,
+        is_healthy,
         failures=settings.breaker_failures,
         open_s=settings.breaker_open_s,
         open_max_s=settings.breaker_open_max_s,
@@ -266,15 +279,28 @@ def _engine_client(settings: GatewaySettings) -> EngineClient:
     )
 
 
+def _router(settings: GatewaySettings) -> Router:
+    conversations = Stickiness(sessions_max=settings.route_conversations_max, idle_s=settings.route_idle_s)
+    return Router(LinearModel.load(), conversations)
+
+
+def _providers(
+    settings: GatewaySettings, engines: EngineClient, connection: RedisConnection, clock: RedisClock
+) -> Providers:
+    retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
+    spending = ProviderSpending(connection, clock, deadline_s=settings.settlement_deadline_s)
+    return Providers(engines, ProviderClient(settings, retries, spending), settings)
+
+
 def _relay(
     settings: GatewaySettings,
     engines: EngineClient,
     circuits: CircuitBreakers,
     replicas: Replicas,
     progress: UnaryProgress,
+    providers: Providers,
 ) -> Relay:
-    retries = RetryBudget(percent=settings.retry_percent, burst=settings.retry_burst)
-    return Relay(engines, circuits, replicas, progress, retries, settings)
+    return Relay(engines, circuits, replicas, progress, providers.client.retries, settings, providers.attempt)
 
 
 def _reservations(settings: GatewaySettings, connection: RedisConnection, lease_s: float) -> Reservations:
@@ -286,7 +312,9 @@ def _reservations(settings: GatewaySettings, connection: RedisConnection, lease_
     )
 
 
-def _replicas(settings: GatewaySettings, redis: Redis, peers: GatewayPeers, circuits: CircuitBreakers) -> Replicas:
+def _replicas(
+    settings: GatewaySettings, redis: Redis, peers: GatewayPeers, circuits: CircuitBreakers, snapshot: Snapshot
+) -> Replicas:
     return Replicas(
         redis,
         peers,
@@ -294,6 +322,7 @@ def _replicas(settings: GatewaySettings, redis: Redis, peers: GatewayPeers, circ
         stale_s=settings.replica_stale_s,
         allows=circuits.allows,
         failed_by=circuits.failed_by,
+        outside=lambda: provider_replicas(snapshot.tables),
     )
 
 
@@ -326,7 +355,7 @@ def _wait_queue(settings: GatewaySettings, replicas: Replicas) -> WaitQueue:
     )
     wait_limits = WaitLimits(
         wait_s=settings.queue_wait_s,
-        flex_wait_s=settings.queue_flex_wait_s,
+        batch_wait_s=settings.queue_batch_wait_s,
         overdue_after_s=settings.queue_overdue_after_s,
         poll_s=settings.queue_poll_ms / 1000,
     )

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from core.errors import AppError, InvalidRequest, TooManyRequests
+from core.errors import AppError, Conflict, InvalidRequest, TooManyRequests
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -36,6 +36,14 @@ class MethodNotAllowed(AppError):
 
 class InternalError(AppError):
     """A defect in the gateway."""
+
+
+class RequestSettled(Conflict):
+    """A request with this id was billed before, or, with the code ``request_ended``, ended without a charge. Only a
+    line of a batch can meet it, whose answer was then lost.
+    """
+
+    default_code = "request_settled"
 
 
 class QuotaExceeded(TooManyRequests):

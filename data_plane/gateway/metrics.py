@@ -4,6 +4,8 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from core.contracts.usage import UsageEvent
+
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _PHASES: Final = ("wait", "load", "prefill", "ttft", "itl", "decode", "whole")
 _PHASE_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -25,9 +27,25 @@ PHASE_SECONDS = Histogram(
     "percentile of the pauses in its stream), decode (after the first token), whole. Only streams have prefill, ttft, "
     "itl and decode. adapter_tier is where the adapter was on arrival; it and rank_class are empty for a base model, "
     "and pool for a replica of none.",
-    ("phase", "pool", "base_model", "rank_class", "adapter_tier"),
+    ("phase", "service_class", "pool", "base_model", "rank_class", "adapter_tier"),
     buckets=_PHASE_SECONDS,
 )
+ROUTED_REQUESTS = Counter(
+    "tenora_gateway_routed_requests",
+    "Requests of groups that were admitted, by the group's rule and by why a member got them: weight, session, "
+    "classified, tools, schema, length, plan, best (the best member), overflow (the one before had no room in time), "
+    "first (of a cascade), escalated (its answer was not kept), bounded (too many were not), "
+    "able (the one before cannot serve the request) or only_member.",
+    ("rule", "reason"),
+)
+ESCALATIONS = Counter(
+    "tenora_gateway_escalations",
+    "Answers of first members of cascades that were replaced, by cause: unsure (improbable tokens), refusal, schema "
+    "(not the JSON that was asked for) or failed (no answer).",
+    ("cause",),
+)
+for _cause in ("unsure", "refusal", "schema", "failed"):
+    ESCALATIONS.labels(_cause)
 RUNNING_REQUESTS = Gauge("tenora_gateway_running_requests", "Requests that hold a reservation now.")
 WAITING_REQUESTS = Gauge("tenora_gateway_waiting_requests", "Requests in the wait queue now.")
 QUEUE_SECONDS = Histogram(
@@ -59,11 +77,18 @@ ACCESS_REVOKED_REQUESTS = Counter(
 RETRIES_REFUSED = Counter(
     "tenora_gateway_retries_refused", "Second attempts not made because the retry budget was used up."
 )
+PROVIDER_ESTIMATES = Counter(
+    "tenora_gateway_provider_estimates",
+    "Requests to outside providers that are charged by the gateway's own count, for lack of a usage that can be true.",
+)
 OPEN_CIRCUITS = Gauge(
     "tenora_gateway_open_circuits", "Replicas that get no requests because their circuit breaker is open."
 )
 STALLED_ANSWERS = Counter(
     "tenora_gateway_stalled_answers", "Non-streamed answers abandoned because their engine stopped counting tokens."
+)
+YIELDED_REQUESTS = Counter(
+    "tenora_gateway_yielded_requests", "Times that a running batch request gave way to better work and waited again."
 )
 PROMPT_COUNT_DIFFERENCES = Counter(
     "tenora_gateway_prompt_count_differences",
@@ -155,17 +180,17 @@ class PhaseHistograms:
     """
 
     def __init__(self) -> None:
-        self._series: dict[tuple[str, str, str, str], tuple[Histogram, ...]] = {}
+        self._series: dict[tuple[str, str, str, str, str], tuple[Histogram, ...]] = {}
 
-    def observe(
-        self, pool: str, base_model: str, rank_class: int | None, tier: str | None, times_ms: tuple[int | None, ...]
-    ) -> None:
+    def observe(self, pool: str, event: UsageEvent, times_ms: tuple[int | None, ...]) -> None:
         """Count one request. ``times_ms`` has its phases in the order of ``PHASE_SECONDS``; None was not measured."""
-        labels = pool, base_model, "" if rank_class is None else str(rank_class), tier or ""
+        rank_class = "" if event.rank_class is None else str(event.rank_class)
+        labels: tuple[str, str, str, str, str]
+        labels = event.service_class, pool, event.base_model, rank_class, event.adapter_tier or ""
         series = self._series.get(labels)
         if series is None:
             if len(self._series) >= _SERIES_MAX:
-                labels = "", "", "", ""
+                labels = "", "", "", "", ""
             series = self._series[labels] = tuple(PHASE_SECONDS.labels(phase, *labels) for phase in _PHASES)
         for histogram, ms in zip(series, times_ms, strict=True):
             if ms is not None:

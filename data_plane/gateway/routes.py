@@ -4,7 +4,8 @@ http_protocol.py passes every request to ``handle`` without the framework's rout
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -19,6 +20,7 @@ from data_plane.gateway.api.anthropic_connection import AnthropicClient
 from data_plane.gateway.api.anthropic_request import parse_messages
 from data_plane.gateway.api.client_connection import CLIENT_GONE, Client, ClientGone
 from data_plane.gateway.api.cors import Cors
+from data_plane.gateway.api.embeddings import parse_embeddings
 from data_plane.gateway.api.model_catalog import describe, describe_one
 from data_plane.gateway.api.openai_request import Kind, Parse, parse_call
 from data_plane.gateway.drain_notice import DrainNotice
@@ -32,10 +34,13 @@ from data_plane.gateway.scheduling.prefetch_hints import ListingHints
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.state.heartbeat import Heartbeat
 from data_plane.gateway.state.snapshot import Snapshot
+from data_plane.gateway.upstream.control_relay import ControlRelay
 
 _log = structlog.get_logger()
 _MODELS: Final = "/v1/models/"
 _SHOWN_CHARS: Final = 128
+_RELAYED: Final = re.compile(r"/v1/(?:(files|batches)(?:/\w{1,64}){0,2}|(batch))", re.ASCII)
+"""Paths that the control plane serves."""
 
 Serve = Callable[[Client, str], Awaitable[None]]
 """Answers one request, given its client and its id. Raises AppError before the response has begun."""
@@ -69,7 +74,7 @@ class GatewayReadiness:
 
 
 class Routes:
-    """Finds the route of a request and answers it."""
+    """Finds the route of a request and answers it. ``records`` get to know how each request has ended."""
 
     def __init__(
         self,
@@ -78,21 +83,22 @@ class Routes:
         readiness: GatewayReadiness,
         listing_hints: ListingHints,
         quota: QuotaReader,
+        control_relay: ControlRelay,
         cors: Cors,
-        request_log: RequestLog,
-        traces: Traces,
+        records: Sequence[Traces | RequestLog],
     ) -> None:
-        self._request_log = request_log
-        self._traces = traces
+        self._records = records
         self._cors = cors
         self._lifecycle = lifecycle
         self._preparation = preparation
         self._readiness = readiness
         self._listing_hints = listing_hints
         self._quota = quota
+        self._control_relay = control_relay
         self._table: dict[str, tuple[str, Serve]] = {
             "/v1/chat/completions": ("POST", self._completions("chat")),
             "/v1/completions": ("POST", self._completions("completion")),
+            "/v1/embeddings": ("POST", self._completions("embedding", parse_embeddings)),
             "/v1/messages": ("POST", self._completions("chat", parse_messages)),
             "/v1/messages/count_tokens": ("POST", self._count_tokens),
             "/v1/tokenize": ("POST", self._tokenize),
@@ -104,9 +110,12 @@ class Routes:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request, as an ASGI application."""
-        request_id, received = new_id("req"), cast("HTTPScope", scope)
+        received = cast("HTTPScope", scope)
+        line = self._preparation.line_of(received["headers"])
+        request_id = new_id("req") if line is None else line.request_id
         headers = [(b"x-request-id", request_id.encode()), *self._cors.headers(received["headers"])]
         client = client_of(received, receive, send, headers)
+        client.line = line
         # The context belongs to this request's task and the tasks that it starts: all their log events carry the id.
         structlog.contextvars.bind_contextvars(request_id=request_id)
         await self._serve(client, request_id)
@@ -132,8 +141,8 @@ class Routes:
                 raise  # the server closes the connection, so that the caller does not take this for a complete answer
             await _fail(client, refused)
         finally:
-            self._traces.ended(client, request_id, label, refused)
-            self._request_log.ended(client, request_id, label, refused)
+            for record in self._records:
+                record.ended(client, request_id, label, refused)
             metrics.REQUESTS.labels(label, str(client.status)).inc()
 
     def _find(self, client: Client) -> tuple[str, Serve]:
@@ -146,6 +155,8 @@ class Routes:
             label, method, serve = _MODELS, "GET", self._describe_model
         elif path in self._table:
             label, (method, serve) = path, self._table[path]
+        elif relayed := _RELAYED.fullmatch(path):
+            return f"/v1/{relayed[1] or relayed[2]}", self._relay
         else:
             return "unknown", self._unknown_path
         return label, serve if client.method == method else _wrong_method(method)
@@ -178,6 +189,10 @@ class Routes:
         caller, _ = self._preparation.identify(client)
         await _answer(client, await self._quota.read(caller))
 
+    async def _relay(self, client: Client, _request_id: str) -> None:
+        caller, _ = self._preparation.identify(client)  # so that only valid keys reach the control plane
+        await self._control_relay.relay(client, caller.tenant.tenant_id)
+
     async def _preflight(self, client: Client, _request_id: str) -> None:
         await client.start(204, self._cors.preflight(client.request_headers))
         await client.finish(b"")
@@ -192,7 +207,7 @@ class Routes:
     async def _unknown_path(self, client: Client, _request_id: str) -> None:
         raise NotFound(
             f"No route matches the path {client.path[:_SHOWN_CHARS]}. Use /v1/chat/completions, /v1/completions, "
-            "/v1/messages or /v1/models.",
+            "/v1/embeddings, /v1/messages or /v1/models.",
             code="unknown_url",
         )
 

@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, SecretStr, model_validator
 
 from core.contracts.usage import CHECKPOINT_TOKENS_MAX
+from core.provider_settings import ProviderSettings
 from core.redis_keys import GATEWAYS_LEASE_S_MAX
 from core.settings import EngineKeySettings, KeySettings, RedisSettings, TelemetrySettings
 from core.snapshot_settings import SnapshotVerifyingSettings
@@ -25,6 +26,7 @@ class GatewaySettings(
     KeySettings,
     EngineKeySettings,
     SnapshotVerifyingSettings,
+    ProviderSettings,
     TelemetrySettings,
     TraceSettings,
 ):
@@ -194,8 +196,8 @@ class GatewaySettings(
     queue_wait_s: float = Field(
         default=10, ge=0, description="How long a request may wait in the queue; refused at once if its turn is later."
     )
-    queue_flex_wait_s: float = Field(
-        default=120, ge=0, description="How long a flex request may wait in the queue; then it is refused with 429."
+    queue_batch_wait_s: float = Field(
+        default=120, ge=0, description="How long a batch request may wait in the queue; then it is refused with 429."
     )
     queue_overdue_after_s: float = Field(
         default=2,
@@ -205,6 +207,14 @@ class GatewaySettings(
     )
     queue_poll_ms: int = Field(
         default=50, ge=1, description="While requests wait, how often the gateway reads freed pages from Redis."
+    )
+
+    # Groups of models.
+    route_conversations_max: int = Field(
+        default=50_000, ge=1, description="Conversations of which one process remembers the group's member."
+    )
+    route_idle_s: float = Field(
+        default=600, gt=0, description="A conversation without requests for this long may get another member."
     )
 
     # What gateways share: the snapshot, heartbeats, fair shares, and hints for prefetching.

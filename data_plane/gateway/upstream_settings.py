@@ -1,10 +1,12 @@
-"""Limits for a gateway's replicas: placement, connections, circuit breakers, retries, and one request on a replica."""
+"""Limits for a gateway's replicas: placement, connections, circuit breakers, retries, and one request on a replica; and
+for what it relays to the control plane.
+"""
 
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from core.settings import Fragment
+from core.settings import Fragment, HttpUrl
 
 
 class UpstreamSettings(Fragment):
@@ -110,6 +112,55 @@ class UpstreamSettings(Fragment):
         default=8_388_608,
         ge=1024,
         description="Size of a replica's non-streamed response; a larger one fails its request.",
+    )
+
+    # Files and batches, which the control plane serves.
+    control_url: HttpUrl = Field(
+        default=None,
+        description="Address of the control plane, to which the gateway relays files and batches, such as "
+        "http://control:8081. Empty: it serves none.",
+    )
+    relays_max: int = Field(
+        default=32,
+        ge=1,
+        le=1000,
+        description="Requests about files and batches that one gateway process relays at once; at most half are of "
+        "one tenant. Further ones get 503.",
+    )
+    relay_body_max_bytes: int = Field(
+        default=210_000_000, ge=1024, description="Bytes of a body that the gateway relays to the control plane."
+    )
+    relay_idle_s: float = Field(
+        default=30,
+        gt=0,
+        description="How long the gateway waits for the next piece of a body that it relays, and for "
+        "its reader to take it.",
+    )
+    relay_answer_s: float = Field(
+        default=120, gt=0, description="How long the gateway waits for an answer of the control plane to begin."
+    )
+
+    # Outside providers.
+    provider_connections_max: int = Field(
+        default=256, ge=1, le=10_000, description="Connections to one outside provider that a gateway process holds."
+    )
+    provider_connect_s: float = Field(
+        default=5, gt=0, description="How long the gateway tries to connect to an outside provider."
+    )
+    provider_keepalive_s: float = Field(
+        default=30, gt=0, description="How long an idle connection to an outside provider stays open."
+    )
+    provider_first_event_s: float = Field(
+        default=120, gt=0, description="How long the gateway waits for the first event of an outside provider's stream."
+    )
+    provider_between_events_s: float = Field(
+        default=60, gt=0, description="How long the gateway waits between two events of an outside provider's stream."
+    )
+    provider_attempts_max: int = Field(
+        default=2, ge=1, le=4, description="How often the gateway sends one request to an outside provider."
+    )
+    provider_retry_wait_max_s: float = Field(
+        default=5, ge=0, description="A request is not sent again if an outside provider asks for a longer pause."
     )
 
     @model_validator(mode="after")

@@ -38,6 +38,7 @@ ACCEPTED: Final[dict[str, str]] = {
     "thinking": "`disabled`, or a type that leaves the amount to the model: the base models do not reason before they "
     "answer; `enabled` is refused",
     "context_management": "`clear_thinking_20251015` only, which has no effect: thinking of earlier turns is not shown",
+    "allow_fallback": "like chat completions",
 }
 
 IGNORED: Final[dict[str, str]] = {
@@ -140,8 +141,8 @@ def _read_field(call: Call, name: str, value: Any) -> bool:
             if not isinstance(value, list):
                 raise invalid(name, f"a list of at most {fields.STOPS_MAX} strings")
             call.fields["stop"] = fields.stop(name, value, ".{}")
-        case "stream":
-            call.stream = fields.boolean(name, value)
+        case "stream" | "allow_fallback":
+            setattr(call, name, fields.boolean(name, value))
         case "tools":
             call.tools = _tools(name, value)
         case "tool_choice":

@@ -7,7 +7,7 @@ It answers in OpenAI's format; a subclass may use another format.
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from litestar.types import HTTPScope, Receive, Send
 
 from core.errors import AppError, HeadersTooLarge, RequestTimeout, TooLarge, UnsupportedMedia
+from core.line_credential import LineCredential
 from data_plane.gateway.api.request_phases import RequestPhases
 from data_plane.gateway.errors import Headers, error_body, error_event, error_headers
 
@@ -76,12 +77,18 @@ class ClientSocket(Protocol):
 
 
 class Client:
-    """The client of one request. ``started`` says whether a response has begun; the steps add to ``phases``."""
+    """The client of one request. ``started`` says whether a response has begun; the steps add to ``phases``. ``line``
+    is set where the client is the batch worker. Such a request runs to its end and stores its answer, even if the
+    worker dies meanwhile.
+    """
 
     def __init__(self, scope: HTTPScope, receive: Receive, send: Send, headers: Headers) -> None:
         self.request_headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.method: str = scope["method"]
-        self.path = unquote(scope["raw_path"].decode("latin-1"))
+        self.address: str = (scope.get("client") or ("",))[0]
+        self.raw_path, self.query = scope["raw_path"], scope["query_string"]
+        self.path = unquote(self.raw_path.decode("latin-1"))
+        self.line: LineCredential | None = None
         self.started = False
         self.status = 0  # of the response
         self.phases = RequestPhases()
@@ -101,14 +108,11 @@ class Client:
 
     async def read_json_bytes(self, *, bytes_max: int, timeout_s: float) -> bytes:
         """The complete body. Raises TooLarge, UnsupportedMedia, RequestTimeout or ClientGone."""
-        for name, value in self.request_headers:
-            if name == b"content-length" and (not value.isdigit() or int(value) > bytes_max):
-                raise _too_large(bytes_max)
-            if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
-                raise UnsupportedMedia(
-                    "Compressed bodies are not accepted; send plain JSON.", code="encoding_not_allowed"
-                )
-        if _content_type(self.request_headers) != b"application/json":
+        self.announced_bytes(bytes_max)
+        headers = dict(self.request_headers)
+        if headers.get(b"content-encoding", b"").lower() not in (b"", b"identity"):
+            raise UnsupportedMedia("Compressed bodies are not accepted; send plain JSON.", code="encoding_not_allowed")
+        if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
             raise UnsupportedMedia(
                 "Send the body as `Content-Type: application/json`.", code="content_type_not_allowed"
             )
@@ -116,31 +120,50 @@ class Client:
         if body is None:
             try:
                 async with asyncio.timeout(timeout_s):
-                    body = await self._receive_body(bytes_max)
+                    body = b"".join([piece async for piece in self.body_pieces(bytes_max=bytes_max)])
             except TimeoutError:
                 raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.", retryable=True) from None
         elif len(body) > bytes_max:
             raise _too_large(bytes_max)
         self.body_read = True
-        if any(name == b"idempotency-key" for name, _ in self.request_headers):
+        if b"idempotency-key" in headers:
             self.body_sha256 = hashlib.sha256(body).digest()
         return body
 
-    async def _receive_body(self, bytes_max: int) -> bytes:
-        body = bytearray()
-        while True:
-            message: Any = await self._receive()  # ASGI's union of dicts
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            body += message.get("body", b"")
-            if len(body) > bytes_max:
-                raise _too_large(bytes_max)
-            if not message.get("more_body", False):
-                return bytes(body)
-
     def watch(self, on_gone: Callable[[], None] | None) -> None:
         """Call ``on_gone`` when the client disconnects. It replaces an earlier callback; None removes it."""
-        self._connection.watch(on_gone)
+        self._connection.watch(None if self.line is not None else on_gone)
+
+    async def body_pieces(self, *, bytes_max: int, idle_s: float | None = None) -> AsyncIterator[bytes]:
+        """The body as it arrives, without keeping it. Raises TooLarge, RequestTimeout or ClientGone."""
+        count = 0
+        while True:
+            try:
+                async with asyncio.timeout(idle_s):
+                    message: Any = await self._receive()  # ASGI's union of dicts
+            except TimeoutError:
+                raise RequestTimeout(f"Nothing of the body arrived for {idle_s:g} s.", retryable=True) from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            count += len(piece := message.get("body", b""))
+            if count > bytes_max:
+                raise _too_large(bytes_max)
+            if piece:
+                yield piece
+            if not message.get("more_body", False):
+                self.body_read = True
+                return
+
+    def announced_bytes(self, bytes_max: int) -> int | None:
+        """The length of the body that the client announced; None for chunks. Raises TooLarge."""
+        for name, value in self.request_headers:
+            if name == b"transfer-encoding":
+                return None
+            if name == b"content-length":
+                if not value.isdigit() or int(value) > bytes_max:
+                    raise _too_large(bytes_max)
+                return int(value)
+        return 0
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send status and headers. A connection whose request body was not read is closed afterwards."""
@@ -188,6 +211,10 @@ class Client:
         """Close the connection; the client loses unread data."""
         self._connection.cut()
 
+    async def send_piece(self, body: bytes) -> None:
+        """Send a piece of a response that ``start`` began, once the client has read most of the earlier ones."""
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
     async def finish(self, body: bytes) -> None:
         """Send the last of the body."""
         if self.recording is not None:
@@ -211,8 +238,14 @@ class Client:
         await self.finish(body)
 
     async def deliver(self, answer: bytes, headers: Headers) -> None:
-        """Send a whole completion."""
+        """Send a whole completion, to the batch worker with its price."""
+        if self.line is not None:
+            headers = [*headers, (b"x-tenora-price-nanos", b"%d" % self.phases.price_nanos)]
         await self.respond(200, answer, headers)
+
+    def rejects(self, ending: bytes, headers: Headers, error: AppError | None) -> bool:  # noqa: ARG002 - a subclass does
+        """Whether the answer, which has ended, is not shown because another model answers instead."""
+        return False
 
     async def replay(self, recorded: ResponseRecording, headers: Headers) -> None:
         """Send an earlier, recorded response, byte for byte."""
@@ -228,11 +261,6 @@ class Client:
         """End a stream that has begun with an error."""
         self.recording = None
         await self.finish(error_event(error))
-
-
-def _content_type(headers: Headers) -> bytes:
-    value = next((value for name, value in headers if name == b"content-type"), b"")
-    return value.partition(b";")[0].strip().lower()
 
 
 def _too_large(bytes_max: int) -> TooLarge:

@@ -40,11 +40,11 @@ def text(name: str, value: Any, *, chars_max: int | None = None, empty: bool = T
     return value
 
 
-def prompts(name: str, value: Any) -> list[str]:
+def prompts(name: str, value: Any, *, most: int = SEQUENCES_MAX) -> list[str]:
     """One string, or a list of them."""
     values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or not values:
-        raise invalid(name, f"a string or a list of 1 to {SEQUENCES_MAX} strings")
+    if not isinstance(values, list) or not 1 <= len(values) <= most:
+        raise invalid(name, f"a string or a list of 1 to {most} strings")
     for index, each in enumerate(values):
         place = name if each is value else f"{name}[{index}]"
         if not isinstance(each, str) or not each:
@@ -186,7 +186,7 @@ SAMPLING: Final[dict[str, Check]] = {
 """Both endpoints forward these fields unchanged."""
 
 ACCEPTED: Final[dict[str, str]] = {
-    "model": "an adapter of the tenant (`name`, `name:alias`, `name@revision`) or a base model",
+    "model": "an adapter of the tenant (`name`, `name:alias`, `name@revision`), a base model or a group",
     "messages": "text parts and tool calls; chat only; see [messages](#messages)",
     "prompt": f"one string, or a list of strings: each is completed on its own and billed as such, and the answer has "
     f"`n` choices for each, in their order; prompts times `n` are at most {SEQUENCES_MAX}; completions only",
@@ -206,9 +206,10 @@ ACCEPTED: Final[dict[str, str]] = {
     "other options are refused; chat only",
     "user": "a session: a weighted alias always gives it the same revision; it is not stored",
     "prompt_cache_key": "like `user`, when that is absent; the prefix cache needs no key and never crosses tenants",
-    "service_tier": '`"flex"` waits for all other requests, at the batch factor of the plan\'s prices; every other '
-    'value, and `"flex"` on a plan without a batch factor, means the default tier; the answer names the tier that '
-    "applied",
+    "allow_fallback": "false: a group of the rule `overflow` refuses with 503 instead of using a smaller member",
+    "service_tier": '`"flex"` asks for batch, at the batch factor of prices, `"priority"` for a short answer; '
+    'every other value, and `"flex"` on a plan without a batch factor, for interactive; the answer names the tier of '
+    "its price",
 }
 """Fields that openai_request.py reads."""
 

@@ -7,13 +7,28 @@ from typing import Final
 import msgspec
 
 from core import kv_pages
-from core.contracts.grants import Limits, ServiceTier
+from core.contracts.grants import Limits, ServiceClass, ServiceTier
+from core.contracts.routes import GroupRoute
 from data_plane.gateway.api.model_catalog import Target
 from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.state.authenticate import Caller
 
-FLEX_TIER: Final = 1 << 20
-"""The tier of flex requests in the wait queue: below that of every plan."""
+BATCH_TIER: Final = 1 << 20
+"""The tier of batch requests in the wait queue: below that of every plan."""
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """Why this member of a group serves a request: the group that its caller named, and the reason. ``rest`` names the
+    members to try where this one has no room in time (after ``patience_s``, or, where that is None, as long as other
+    requests wait), fails before its first byte, or, in a cascade, where its answer is not kept. ``first_request_id`` is
+    the request that failed, or whose answer was not kept.
+    """
+
+    group: GroupRoute
+    reason: str
+    rest: tuple[str, ...] = ()
+    patience_s: float | None = None
+    first_request_id: str | None = None
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,8 +38,9 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     are the prompt tokens of each sequence, in the order of the answer's choices: ``n`` sequences for each of the call's
     prompts. Each sequence generates up to ``max_tokens``; where quotas do not allow that
     many, the request accepts a grant of ``min_tokens`` or more. ``affinity`` names the session or the prompt prefix
-    ("" for neither). ``service_tier`` is the tier that applies, not the one that was asked for. ``arrived_at`` and
-    ``read_at`` (the end of its body) are monotonic seconds.
+    ("" for neither). ``service_class`` and ``service_tier`` (of its price) are those that apply, not those that were
+    asked for. ``closed_pools`` do not serve it, and ``own_pools`` are its tenant's dedicated ones. ``route`` is None
+    where the caller named the model itself. ``arrived_at`` and ``read_at`` (the end of its body) are monotonic seconds.
     """
 
     id: str
@@ -39,24 +55,28 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     affinity: str = ""
     arrived_at: float = 0.0
     read_at: float = 0.0
+    service_class: ServiceClass = "interactive"
     service_tier: ServiceTier = "default"
+    closed_pools: frozenset[str] = frozenset()
+    own_pools: frozenset[str] = frozenset()
+    route: Route | None = None
 
     @property
-    def is_flex(self) -> bool:
-        """Whether the request waits for all that are not flex."""
-        return self.service_tier == "flex"
+    def is_batch(self) -> bool:
+        """Whether the request waits for all that are not batch."""
+        return self.service_class == "batch"
 
     @property
     def tier(self) -> int:
-        """The tier in the wait queue; a smaller one goes first."""
-        return FLEX_TIER if self.is_flex else self.limits.tier
+        """The tier in the wait queue; a smaller one goes first. The class counts before the plan's tier."""
+        return BATCH_TIER if self.is_batch else self.limits.tier
 
     @property
     def share_id(self) -> str:
-        """Whose share of a pool the request takes: the tenant's. Its flex requests count as another tenant's, so that
-        they neither wait with its other requests nor take from their share.
+        """Whose share of a pool the request takes: the tenant's. Its batch counts as another tenant's, so that it
+        neither waits with its other requests nor takes from their share.
         """
-        return f"flex {self.tenant_id}" if self.is_flex else self.tenant_id
+        return f"batch {self.tenant_id}" if self.is_batch else self.tenant_id
 
     @property
     def shown_tier(self) -> ServiceTier | None:

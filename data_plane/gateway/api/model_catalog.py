@@ -1,22 +1,27 @@
-"""Resolves the caller's ``model`` to an adapter revision or base model, within the caller's tenant only, and lists
-models.
+"""Resolves the caller's ``model`` to an adapter revision, a base model or a group, within the caller's tenant only,
+and lists models.
 
 Other tenants' adapters are never read, so a caller cannot tell them from adapters that do not exist.
 """
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from core.contracts.routes import PROD, AdapterRoute, BaseModelRoute, RevisionRoute
-from core.errors import NotFound
+from core.contracts.routes import PROD, AdapterRoute, BaseModelRoute, GroupMember, GroupRoute, RevisionRoute
+from core.errors import InvalidRequest, NotFound
 from core.rendezvous_hash import weighted_winner
 from data_plane.gateway.api.chat_template import renders_tools
+from data_plane.gateway.api.openai_request import Kind
 from data_plane.gateway.state.authenticate import Caller
 from data_plane.gateway.state.snapshot import Tables
 
 _SHOWN_CHARS: Final = 128
 _SHOWN_REVISIONS: Final = 10
 _LIMITS_SHOWN: Final = ("output_tokens", "requests_per_minute", "tokens_per_minute", "concurrent_requests")
+_NO_ADAPTERS: Final[Mapping[str, AdapterRoute]] = {}
+_NO_GROUPS: Final[Mapping[str, GroupRoute]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +73,49 @@ def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
     return Target(model, base, AdapterTarget(route, route.revisions[chosen]))
 
 
+def require_task(target: Target, kind: Kind) -> None:
+    """Refuse a call that the model's engines cannot answer. Raises InvalidRequest."""
+    embeds = target.base.task == "embed"
+    if kind == "embedding" and not embeds:
+        raise InvalidRequest(
+            f"`{target.shown_name}` makes no embeddings; choose a model with `capabilities.embeddings` in /v1/models.",
+            code="model_makes_no_embeddings",
+            param="model",
+        )
+    if embeds and kind in ("chat", "completion"):
+        raise InvalidRequest(
+            f"`{target.shown_name}` makes embeddings only; send its texts to /v1/embeddings, or choose another model.",
+            code="model_makes_embeddings_only",
+            param="model",
+        )
+
+
+def find_group(tables: Tables, tenant_id: str, model: str) -> GroupRoute | None:
+    """The group that ``model`` names: the tenant's own, else the platform's. None where it names no group, or one of
+    the tenant's adapters, which counts first.
+    """
+    if not tables.groups or model in tables.adapters.get(tenant_id, _NO_ADAPTERS):
+        return None
+    own = tables.groups.get(tenant_id, _NO_GROUPS).get(model)
+    return own or tables.groups.get("", _NO_GROUPS).get(model)
+
+
+def members_of(tables: Tables, group: GroupRoute, *, draw: str) -> list[tuple[GroupMember, Target]]:
+    """The members of a group that can serve requests now, in the group's order: a deleted adapter cannot. Raises
+    NotFound ``model_not_found`` where there is none.
+    """
+    found = []
+    for member in group.members:
+        with contextlib.suppress(NotFound):
+            found.append((member, resolve(tables, group.tenant_id, member.model, draw=draw)))
+    if not found:
+        raise _not_found(group.name)
+    return found
+
+
 def describe(tables: Tables, caller: Caller) -> list[dict[str, Any]]:
-    """The list for ``/v1/models``: the tenant's adapters, each followed by its aliases, then every base model. It lists
-    only names that ``resolve`` finds.
+    """The list for ``/v1/models``: the tenant's adapters, each followed by its aliases, groups, then every base model.
+    It lists only names that a request may have.
     """
     tenant_id = caller.tenant.tenant_id
     own = tables.adapters.get(tenant_id, {})
@@ -81,11 +126,16 @@ def describe(tables: Tables, caller: Caller) -> list[dict[str, Any]]:
         if route.base_model in tables.base_models
         for name in (route.name, *(f"{route.name}:{alias}" for alias in sorted(route.aliases)))
         if _find(tables, tenant_id, name)[2]
-    ] + [_base_entry(caller, route) for route in bases if route.id not in own]
+    ] + [
+        *_group_entries(tables, caller),
+        *(_base_entry(caller, route) for route in bases if route.id not in own),
+    ]
 
 
 def describe_one(tables: Tables, caller: Caller, model: str) -> dict[str, Any]:
     """One entry of the list, or one revision. Raises NotFound as ``resolve`` does."""
+    if (group := find_group(tables, caller.tenant.tenant_id, model)) is not None:
+        return _group_entry(tables, caller, group)
     target = resolve(tables, caller.tenant.tenant_id, model, draw="")
     if target.adapter is None:
         return _base_entry(caller, target.base)
@@ -114,6 +164,25 @@ def _ready(route: AdapterRoute, weights: dict[str, int]) -> dict[str, int]:
     return {revision: weight for revision, weight in weights.items() if revision in route.revisions}
 
 
+def _group_entries(tables: Tables, caller: Caller) -> Iterator[dict[str, Any]]:
+    """The tenant's groups and the platform's that can be called, by name."""
+    tenant_id = caller.tenant.tenant_id
+    for name in sorted({*tables.groups.get("", _NO_GROUPS), *tables.groups.get(tenant_id, _NO_GROUPS)}):
+        if (group := find_group(tables, tenant_id, name)) is not None:
+            with contextlib.suppress(NotFound):
+                yield _group_entry(tables, caller, group)
+
+
+def _group_entry(tables: Tables, caller: Caller, group: GroupRoute) -> dict[str, Any]:
+    """A group allows what its largest member allows. Raises NotFound as ``members_of`` does."""
+    bases = [target.base for _, target in members_of(tables, group, draw="")]
+    created, owner = group.created_at_ms // 1000, group.tenant_id or "tenora"
+    entry = {"id": group.name, "object": "model", "created": created, "owned_by": owner}
+    members = [member.model for member in group.members]
+    largest = max(bases, key=lambda base: base.context_tokens)
+    return {**entry, "parent": None, "revisions": {}, "members": members, **_bounds(caller, largest)}
+
+
 def _base_entry(caller: Caller, base: BaseModelRoute) -> dict[str, Any]:
     entry = {"id": base.id, "object": "model", "created": base.created_at_ms // 1000, "owned_by": "tenora"}
     return {**entry, "parent": None, "revisions": {}, "hub_name": base.hub_name, **_bounds(caller, base)}
@@ -133,7 +202,8 @@ def _bounds(caller: Caller, base: BaseModelRoute | None) -> dict[str, object]:
     limits = caller.limits
     context = limits.context_tokens if base is None else min(limits.context_tokens, base.context_tokens)
     shown = {name: getattr(limits, name) for name in _LIMITS_SHOWN}
-    capabilities = {"tools": base is not None and renders_tools(base)}
+    embeds = base is not None and base.task == "embed"
+    capabilities = {"tools": base is not None and not embeds and renders_tools(base), "embeddings": embeds}
     return {"max_model_len": context, "limits": {"context_tokens": context, **shown}, "capabilities": capabilities}
 
 

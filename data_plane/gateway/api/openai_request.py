@@ -13,11 +13,13 @@ from data_plane.gateway.api import fields, tool_schemas
 from data_plane.gateway.api import openai_messages as messages
 from data_plane.gateway.api.fields import invalid
 
-Kind = Literal["chat", "completion", "tokenize"]
+Kind = Literal["chat", "completion", "embedding", "tokenize"]
 UsageShown = Literal["none", "final", "continuous"]
 
-ENGINE_PATHS: Final[dict[Kind, str]] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
-ID_PREFIXES: Final[dict[Kind, str]] = {"chat": "chatcmpl-", "completion": "cmpl-"}
+ENGINE_PATHS: Final[dict[Kind, str]] = {
+    "chat": "/v1/chat/completions", "completion": "/v1/completions", "embedding": "/v1/embeddings",
+}  # fmt: skip
+ID_PREFIXES: Final[dict[Kind, str]] = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "embd-"}
 
 _OUTPUT_MAX: Final = 2**31 - 1
 _ENCODER: Final = msgspec.json.Encoder()
@@ -44,7 +46,8 @@ _GREEDY: Final = 1e-5
 @dataclass(slots=True, kw_only=True)
 class Call:
     """A caller's parsed request. ``fields`` are forwarded unchanged; the gateway decides the rest. ``session`` is the
-    caller's name for its session, and is not forwarded. ``service_tier`` is the tier that it asked for.
+    caller's name for its session, and is not forwarded. ``service_tier`` is the tier that it asked for, and
+    ``allow_fallback`` whether a group may answer with a smaller member where the best one has no room in time.
     ``max_tokens_param`` is the parameter in which the caller sent ``max_tokens``; ``paths`` are those of its API.
     """
 
@@ -60,6 +63,7 @@ class Call:
     fields: dict[str, Any]
     session: str = ""
     service_tier: str | None = None
+    allow_fallback: bool = True
     max_tokens_param: str = "max_tokens"
     paths: Paths = OPENAI_PATHS
 
@@ -218,8 +222,8 @@ def _take_option(call: Call, name: str, value: Any) -> bool:
             _take_max_tokens(call, name, value)
         case "n":
             call.n = _n(name, value)
-        case "stream":
-            call.stream = fields.boolean(name, value)
+        case "stream" | "allow_fallback":
+            setattr(call, name, fields.boolean(name, value))
         case "user" | "prompt_cache_key":
             _take_session(call, name, value)
         case "service_tier":

@@ -18,12 +18,13 @@ _MODEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]{0,127}")
 class RequestPhases:
     """The phases of one request. Times are monotonic seconds, durations milliseconds; None is not known, or not yet.
     ``attempts`` are the replicas that got the request, with when. ``event`` and ``details`` are those of its
-    settlement, which carries its row of the request log.
+    settlement, which carries its row of the request log. ``price_nanos`` is what its caller pays: for two calls where
+    the first one's answer was replaced.
     """
 
     __slots__ = (
         "admitted_at", "arrived_at", "asked_at", "attempts", "caller", "details", "ended_at", "event", "first_text_at",
-        "left_queue_at", "load_ms", "model", "queued_at", "request", "settled_at", "trace_id",
+        "left_queue_at", "load_ms", "model", "price_nanos", "queued_at", "request", "settled_at", "trace_id",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -42,6 +43,7 @@ class RequestPhases:
         self.load_ms: int | None = None
         self.event: UsageEvent | None = None
         self.details: RequestDetails | None = None
+        self.price_nanos = 0
         self.trace_id: str | None = None
 
     def asked_for(self, model: str) -> None:

@@ -39,7 +39,7 @@ _USAGE_KEYS: Final = (
 )
 
 
-_MALFORMED_EVENT: Final = (
+MALFORMED_EVENT: Final = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -111,7 +111,7 @@ class Rewriter:
         except StreamBroken as broken:
             broken.before = b"".join(out)
             raise
-        except _MALFORMED_EVENT as error:
+        except MALFORMED_EVENT as error:
             raise StreamBroken("malformed event", b"".join(out)) from error
         if len(self._pending) > self._event_max_bytes:
             raise StreamBroken(f"an event is larger than {self._event_max_bytes} bytes", b"".join(out))

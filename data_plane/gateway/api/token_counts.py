@@ -24,7 +24,8 @@ class TokenCounts:
     An engine counts a sequence's prompt at its first token, so ``n`` sequences count the prompt ``n`` times; Tenora
     meters the same. ``aborted`` are the sequences that were aborted before: their prefills are metered too, although
     the engine does not count them. ``cached_known`` is false until the engine has reported the cached tokens.
-    ``kv_page_ms`` are the KV page-milliseconds that the engine has measured; None where it has reported none.
+    ``kv_page_ms`` are the KV page-milliseconds that the engine has measured; None where it has reported none. Tokens
+    ``counted_here`` are an estimate of the gateway's own, where an outside provider reported none.
     """
 
     sequences: list[tuple[int, int]] = field(default_factory=list)
@@ -32,11 +33,12 @@ class TokenCounts:
     cached_known: bool = True
     aborted: tuple[AbortedPrefill, ...] = ()
     kv_page_ms: int | None = None
+    counted_here: bool = False
 
     @classmethod
-    def of(cls, sequences: Iterable[SequenceCounts]) -> Self:
-        """The counts of a request whose engine reported each of its sequences."""
-        started = [each for each in sequences if each.output_tokens > 0]
+    def of(cls, sequences: Iterable[SequenceCounts], *, output_min: int = 1) -> Self:
+        """The counts of a request whose engine reported each of its sequences. A text of embeddings has no output."""
+        started = [each for each in sequences if each.output_tokens >= output_min]
         return cls(
             [(each.prompt_tokens, each.output_tokens) for each in started], sum(each.cached_tokens for each in started)
         )
@@ -81,10 +83,10 @@ def reported_number(report: bytes | str | None) -> int | None:
     return int(report)
 
 
-def reported_sequences(report: bytes | str | None) -> TokenCounts | None:
+def reported_sequences(report: bytes | str | None, *, output_min: int = 1) -> TokenCounts | None:
     """The counts in a report of the engine's middleware on each of several sequences; None without a valid report."""
     try:
-        return None if report is None else TokenCounts.of(_sequences_decoder.decode(report))
+        return None if report is None else TokenCounts.of(_sequences_decoder.decode(report), output_min=output_min)
     except msgspec.MsgspecError:
         return None
 

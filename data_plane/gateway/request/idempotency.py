@@ -72,8 +72,9 @@ class Idempotency:
     @asynccontextmanager
     async def once(self, client: Client, caller: Caller, request_id: str) -> AsyncIterator[bool]:
         """Yields True if the request must run; its answer is then stored. Yields False if it has been answered from the
-        store, which is charged as one request of the minute. Raises InvalidRequest, Conflict while the first request is
-        in progress, Unprocessable if the key belongs to another body, QuotaExceeded, or Unavailable.
+        store, which is charged as one request of the minute, except to a batch's line. Raises InvalidRequest, Conflict
+        while the first request is in progress, Unprocessable if the key belongs to another body, QuotaExceeded, or
+        Unavailable.
         """
         name = _key_of(client)
         if name is None:
@@ -83,11 +84,14 @@ class Idempotency:
         digest = hashlib.sha256(caller.key.key_id.encode() + b"\0" + name).hexdigest()
         request_sha256 = hashlib.sha256(client.path.encode() + b"\0" + client.body_sha256).digest()
         claim = _Claim(
-            tenant_id, redis_keys.idempotent_request(tenant_id, digest), StoredRequest(request_id, request_sha256)
+            redis_keys.idempotent_request(tenant_id, digest),
+            redis_keys.idempotent_answers(tenant_id, of_batches=client.line is not None),
+            StoredRequest(request_id, request_sha256),
         )
-        answer = await self._claim(claim)
+        answer = await self._claim(claim, only_stored=client.line is not None and client.line.only_stored)
         if answer is not None:
-            await self._replay_charge.charge(caller, request_id)
+            if client.line is None:  # a line's id may be that of the request whose answer this is
+                await self._replay_charge.charge(caller, request_id)
             metrics.IDEMPOTENT_REPLAYS.inc()
             recorded = ResponseRecording(
                 0, _record_nothing, answer.status, answer.headers, bytearray(zlib.decompress(answer.body))
@@ -96,7 +100,8 @@ class Idempotency:
             yield False
             return
         client.recording = ResponseRecording(
-            self._settings.idempotency_answer_max_bytes, lambda recorded: self._store_answer(claim, recorded)
+            self._settings.idempotency_answer_max_bytes,
+            lambda recorded: self._store_answer(claim, recorded, runs_again=client.line is not None),
         )
         self._in_progress.add(claim)
         try:
@@ -116,12 +121,13 @@ class Idempotency:
             for task in self._undoing:
                 task.cancel()
 
-    async def _claim(self, claim: "_Claim") -> StoredAnswer | None:
+    async def _claim(self, claim: "_Claim", *, only_stored: bool) -> StoredAnswer | None:
         """None where this request owns the key now, else the stored answer of the request that owns it."""
         lease_ms = int(self._settings.idempotency_lease_s * 1000)
+        command = ("GET", claim.key) if only_stored else ("SET", claim.key, claim.value, "NX", "GET", "PX", lease_ms)
         try:
             async with asyncio.timeout(self._settings.idempotency_deadline_ms / 1000):
-                stored = await self._redis.call("SET", claim.key, claim.value, "NX", "GET", "PX", lease_ms)
+                stored = await self._redis.call(*command)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             task = asyncio.create_task(self._undo(claim))
             self._undoing.add(task)
@@ -131,6 +137,8 @@ class Idempotency:
                 code="idempotency_unavailable",
                 retry_after_s=1,
             ) from error
+        if stored is None and only_stored:
+            raise Conflict("No answer to this line is stored.", code="request_not_run", retryable=False)
         if stored is None:
             return None
         first = _records.decode(stored)
@@ -168,7 +176,10 @@ class Idempotency:
                         return
                     await asyncio.sleep(_UNDO_INTERVAL_S)
 
-    async def _store_answer(self, claim: "_Claim", recorded: ResponseRecording) -> None:
+    async def _store_answer(self, claim: "_Claim", recorded: ResponseRecording, *, runs_again: bool) -> None:
+        """Store a whole answer. ``runs_again``: one that is too large is forgotten, as the line then runs for free."""
+        if recorded.too_large and runs_again:
+            return
         headers = [(name, value) for name, value in recorded.headers if not name.startswith(_TRANSIENT_HEADERS)]
         answer = (
             StoredAnswer(0, [], b"")
@@ -196,7 +207,7 @@ class Idempotency:
         )
         done = await self._script(
             self._redis,
-            (claim.key, redis_keys.idempotent_answers(claim.tenant_id)),
+            (claim.key, claim.answers),
             (operation, claim.value, life_ms, record, settings.idempotency_answers_max),
         )
         return bool(done)
@@ -205,9 +216,9 @@ class Idempotency:
 class _Claim:
     """One key in progress."""
 
-    def __init__(self, tenant_id: str, key: str, record: StoredRequest) -> None:
-        self.tenant_id = tenant_id
+    def __init__(self, key: str, answers: str, record: StoredRequest) -> None:
         self.key = key
+        self.answers = answers
         self.record = record
         self.value = _encode(record)
         self.answered = False

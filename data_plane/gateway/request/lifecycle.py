@@ -10,20 +10,27 @@ import time
 from functools import lru_cache, partial
 from typing import Final
 
-from core.errors import Conflict, InvalidRequest, Unprocessable
-from data_plane.gateway.admission.admission import Admission, Placement
+from core.errors import Conflict, InvalidRequest, Unavailable, Unprocessable
+from data_plane.gateway import metrics
+from data_plane.gateway.admission.admission import Admission
+from data_plane.gateway.admission.moves import Placement
 from data_plane.gateway.api.client_connection import CLIENT_GONE, Client
+from data_plane.gateway.api.embeddings import embeddings_body
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.openai_request import Kind, Parse, engine_body, parse_call
-from data_plane.gateway.errors import Headers, QuotaExceeded
+from data_plane.gateway.errors import Headers, QuotaExceeded, RequestSettled
+from data_plane.gateway.providers.formats import provider_body
 from data_plane.gateway.quota.allowance import Allowance, PlatformLimits, allowance
 from data_plane.gateway.request.active_request import ActiveRequest
+from data_plane.gateway.request.cascade import Cascades
 from data_plane.gateway.request.idempotency import Idempotency
 from data_plane.gateway.request.preparation import Preparation, require_output_allowed
+from data_plane.gateway.routing.router import REASON_AFTER
 from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.settlement.settler import Settler
 from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.upstream.attempt import AttemptResult
+from data_plane.gateway.upstream.engine_client import LocalShortage, ReplicaFailed
 from data_plane.gateway.upstream.relay import Relay
 
 _SALTS_KEPT_MAX: Final = 4096
@@ -49,6 +56,7 @@ class Lifecycle:
         self._admission = admission
         self._settler = settler
         self._relay = relay
+        self._cascades = Cascades(preparation, self._serve, self._serve_by_any)
         self._salt = lru_cache(_SALTS_KEPT_MAX)(partial(_salt, settings.salt_secret.get_secret_value().encode()))
         self._platform = platform_limits(settings)
         self._longest_ms = settings.longest_ms
@@ -56,29 +64,74 @@ class Lifecycle:
     async def complete(self, kind: Kind, client: Client, request_id: str, parse: Parse = parse_call) -> None:
         """Serve one completion. Raises AppError for a failure before the response began."""
         request = await self._preparation.prepare(kind, client, request_id, parse)
+        route = request.route
         try:
             async with self._idempotency.once(client, request.caller, request.id) as first:
-                if first:
+                if first and route is None:
+                    plan, base = request.caller.tenant.limits, request.target.base
+                    require_output_allowed(max(request.prompts), request.call, request.limits, base, plan=plan)
                     await self._serve(request, client)
+                elif first and route is not None and route.group.may_replace(request.target.shown_name):
+                    await self._cascades.serve(request, client)
+                elif first:
+                    await self._serve_by_any(request, client)
         except (QuotaExceeded, InvalidRequest, Conflict, Unprocessable):
-            self._preparation.unmetered.charge(request.tenant_id)
+            self._preparation.charge_refusal(client, request.tenant_id)
             raise
+
+    async def _serve_by_any(self, request: InferenceRequest, client: Client) -> None:
+        """Serve by the request's member, and by the next one of its group where it fails before its first byte. A
+        request that failed so has cost nothing, also where the line of a batch is sent again and failed before.
+        """
+        while True:
+            try:
+                return await self._serve(request, client)
+            except (ReplicaFailed, LocalShortage, RequestSettled, InvalidRequest) as error:
+                following = None
+                is_final = isinstance(error, InvalidRequest) and error.code != "request_refused"  # by a provider
+                if not client.started and not is_final and error.code != "request_settled":
+                    following = await self._preparation.next_member(request, client, "failed", is_new=True)
+                if following is None:
+                    raise
+                request = following
 
     async def _serve(self, request: InferenceRequest, client: Client) -> None:
         """Admit the request, relay the answer, settle, then end the response."""
-        plan = request.caller.tenant.limits
-        require_output_allowed(max(request.prompts), request.call, request.limits, request.target.base, plan=plan)
         phases = client.phases
-        phases.asked_at = time.monotonic()
+        phases.request, phases.asked_at = request, time.monotonic()
         try:
-            placement = await self._admission.admit(request, self._allowance(request), client.watch, phases)
+            request, placement = await self._place(request, client)
         finally:
             phases.admitted_at = time.monotonic()
         async with ActiveRequest(
             self._settings, self._clock, self._admission, self._relay, self._settler, client, request, placement
         ) as active:
             result = await active.run(self._engine_body(request, placement))
-        await self._end_response(client, request, result, active.headers)
+            if is_replaced := client.rejects(result.ending, active.headers, result.error):
+                active.was_replaced()
+        if not is_replaced:
+            await self._end_response(client, request, result, active.headers)
+
+    async def _place(self, request: InferenceRequest, client: Client) -> tuple[InferenceRequest, Placement]:
+        """Admit the request, or, where its member cannot hold it or has no room in time, the same request for the next
+        one of its group. A request of which nothing was admitted holds nothing, so each is asked with the same id.
+        """
+        try:
+            placement = await self._admission.admit(request, self._allowance(request), client.watch, client.phases)
+        except (Unavailable, InvalidRequest) as refusal:
+            following = None
+            if (reason := REASON_AFTER.get(refusal.code)) is not None:
+                following = await self._preparation.next_member(request, client, reason)
+            if following is None:
+                raise
+            client.phases.request = following
+            try:
+                return await self._place(following, client)
+            except InvalidRequest:  # what the caller can change for the first member counts, or that it may wait
+                raise refusal from None
+        if (route := request.route) is not None:
+            metrics.ROUTED_REQUESTS.labels(route.group.rule, route.reason).inc()
+        return request, placement
 
     def _allowance(self, request: InferenceRequest) -> Allowance:
         caller = request.caller
@@ -90,17 +143,18 @@ class Lifecycle:
             self._platform,
             prices=prices,
             longest_ms=self._longest_ms,
+            gpu_time=request.target.base.gpu_time,
             adapter_id=None if adapter is None else adapter.route.adapter_id,
             now_ms=self._clock.now_ms(),
         )
 
     def _engine_body(self, request: InferenceRequest, placement: Placement) -> bytes:
-        return engine_body(
-            request.call,
-            model=request.engine_name,
-            max_tokens=placement.verdict.max_tokens,
-            cache_salt=self._salt(request.tenant_id),
-        )
+        if (provider := request.target.base.provider) is not None:
+            return provider_body(request.call, provider, max_tokens=placement.verdict.max_tokens)
+        model, salt = request.engine_name, self._salt(request.tenant_id)
+        if request.call.kind == "embedding":
+            return embeddings_body(request.call, model=model, cache_salt=salt)
+        return engine_body(request.call, model=model, max_tokens=placement.verdict.max_tokens, cache_salt=salt)
 
     async def _end_response(
         self, client: Client, request: InferenceRequest, result: AttemptResult, headers: Headers

@@ -23,8 +23,9 @@ from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.state.redis_clock import RedisClock
 from data_plane.gateway.state.redis_connection import RedisConnection
 
-COMPLETIONS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+COMPLETIONS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages"})
 _PROBES: Final = frozenset({"/livez", "/readyz"})
+_SENT_AGAIN: Final = frozenset({409, 429, 503})
 _ENCODER: Final = msgspec.json.Encoder()
 _log = structlog.get_logger()
 
@@ -68,7 +69,7 @@ class RequestLog:
     def ended(self, client: Client, request_id: str, label: str, error: AppError | None) -> None:
         """A request to the route ``label`` has been answered, with ``error`` if there is one."""
         phases = client.phases
-        if self._entries_max and label in COMPLETIONS and phases.event is None:
+        if self._entries_max and label in COMPLETIONS and phases.event is None and not _comes_again(client, error):
             gone = client.status == CLIENT_GONE
             outcome: LoggedOutcome = "refused" if error else "client_gone" if gone else "replayed"
             self.add(self._row(client, request_id, outcome, error))
@@ -125,11 +126,17 @@ class RequestLog:
             revision_id=None if adapter is None else adapter.revision.id,
             rank_class=None if request is None else request.rank_class,
             service_tier=None if request is None else request.service_tier,
+            service_class=None if request is None else request.service_class,
             wait_ms=phases.wait_ms,
             whole_ms=whole_ms,
             code=None if error is None else error.code,
             limit=getattr(error, "limit", None),
         )
+
+
+def _comes_again(client: Client, error: AppError | None) -> bool:
+    """Whether this is a line of a batch whose request is sent again, with the same id, or was: one row is enough."""
+    return client.line is not None and (error is None or error.status in _SENT_AGAIN)
 
 
 def _access_line(client: Client, request_id: str, label: str, error: AppError | None) -> _AccessLine:

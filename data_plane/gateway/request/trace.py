@@ -27,6 +27,7 @@ _TRACEPARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-
 _INTERNAL, _SERVER, _CLIENT = 1, 2, 3  # kinds of spans
 _FAILED: Final = {"code": 2}
 _SERVER_FAULT: Final = 500
+_OPERATIONS: Final = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings"}
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -105,7 +106,7 @@ def _add_attempts(whole: Span, phases: RequestPhases) -> None:
     request, event = phases.request, phases.event
     if request is None:
         return
-    operation = "chat" if request.call.kind == "chat" else "text_completion"
+    operation = _OPERATIONS[request.call.kind]
     ends = [*(sent_at for _, sent_at in phases.attempts[1:]), phases.ended_at or whole.end]
     for number, (replica_id, sent_at) in enumerate(phases.attempts, start=1):
         last = number == len(phases.attempts)
@@ -207,9 +208,9 @@ class Traces:
         return "share" if random.random() < self._share else None  # noqa: S311 - a sample, not secrecy
 
     def _missed_target(self, phases: RequestPhases) -> bool:
-        """Flex requests have no targets: they wait for all others."""
+        """Batch requests have no targets: they wait for all others."""
         event, details = phases.event, phases.details
-        if event is None or details is None or event.service_tier == "flex":
+        if event is None or details is None or event.service_class == "batch":
             return False
         return (event.first_token_ms or 0) > self._first_token_ms or (details.itl_p95_ms or 0) > self._itl_ms
 

@@ -7,6 +7,7 @@ import msgspec
 from core import api_keys
 from core.contracts.grants import KeyGrant, Limits, TenantGrant
 from core.errors import Forbidden, Unauthenticated
+from core.line_credential import LineCredential
 from data_plane.gateway.state.snapshot import Tables
 
 
@@ -20,12 +21,15 @@ class Caller(msgspec.Struct, frozen=True):
     def limits(self) -> Limits:
         """The tenant's limits, with the key's own limits on one request where these are lower."""
         limits, own = self.tenant.limits, self.key.limits
-        if own is None or (own.context_tokens is None and own.output_tokens is None):
+        if own is None or (own.context_tokens is None and own.output_tokens is None and own.service_classes is None):
             return limits
         return msgspec.structs.replace(
             limits,
             context_tokens=min(limits.context_tokens, own.context_tokens or limits.context_tokens),
             output_tokens=min(limits.output_tokens, own.output_tokens or limits.output_tokens),
+            service_classes=tuple(
+                each for each in limits.service_classes if own.service_classes is None or each in own.service_classes
+            ),
         )
 
 
@@ -46,6 +50,15 @@ def authenticate(headers: Iterable[tuple[bytes, bytes]], tables: Tables, *pepper
     grant = None
     for pepper in peppers:  # one, except while it is rotated
         grant = grant or tables.keys.get(api_keys.hash_key(key, pepper))
+    return _caller(grant, tables)
+
+
+def authenticate_line(line: LineCredential, tables: Tables) -> Caller:
+    """The caller of a line of a batch: the key that made the batch. Raises as ``authenticate``."""
+    return _caller(tables.keys.get(line.key_hash), tables)
+
+
+def _caller(grant: KeyGrant | None, tables: Tables) -> Caller:
     tenant = None if grant is None else tables.tenants.get(grant.tenant_id)
     if grant is None or tenant is None:
         raise Unauthenticated("This API key is unknown or was revoked; create another key.")

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from core import redis_keys
 from core.contracts.grants import KeyGrant, TenantGrant
-from core.contracts.routes import AdapterRoute, BaseModelRoute
+from core.contracts.routes import AdapterRoute, BaseModelRoute, GroupRoute, PoolRoute
 from core.contracts.snapshots import SnapshotChange, SnapshotKind
 from core.newest_published import NewestPublished
 from core.snapshot_signing import ForgedSnapshot, SetHash, SnapshotRoot, SnapshotVerifier, check_digest, read_root
@@ -23,13 +23,15 @@ from data_plane.gateway import metrics
 
 _log = structlog.get_logger()
 _RETRY_S: Final = 0.5
-_KINDS: Final[tuple[SnapshotKind, ...]] = ("base_models", "tenants", "keys", "adapters")
+_KINDS: Final[tuple[SnapshotKind, ...]] = ("base_models", "pools", "groups", "tenants", "keys", "adapters")
 _CHANGES_AT_ONCE: Final = 50
 _ENTRIES_AT_ONCE: Final = 250
 _keys = msgspec.json.Decoder(KeyGrant)
 _tenants = msgspec.json.Decoder(TenantGrant)
 _adapters = msgspec.json.Decoder(AdapterRoute)
 _base_models = msgspec.json.Decoder(BaseModelRoute)
+_pools = msgspec.json.Decoder(PoolRoute)
+_groups = msgspec.json.Decoder(GroupRoute)
 _change = msgspec.json.Decoder(SnapshotChange)
 
 
@@ -45,6 +47,8 @@ class Tables:
         self.tenants: dict[str, TenantGrant] = {}
         self.adapters: dict[str, dict[str, AdapterRoute]] = {}  # by tenant id, then name
         self.base_models: dict[str, BaseModelRoute] = {}
+        self.pools: dict[str, PoolRoute] = {}  # those that do not serve all
+        self.groups: dict[str, dict[str, GroupRoute]] = {}  # by tenant id, or "" of the platform, then name
         self.hub_names: dict[str, BaseModelRoute] = {}
 
     def put(self, kind: str, field: str, value: str | bytes | None) -> None:
@@ -59,6 +63,11 @@ class Tables:
             case "adapters":
                 tenant_id, _, name = field.partition("/")
                 _set(self.adapters.setdefault(tenant_id, {}), name, None if value is None else _adapters.decode(value))
+            case "pools":
+                _set(self.pools, field, None if value is None else _pools.decode(value))
+            case "groups":
+                tenant_id, _, name = field.partition("/")
+                _set(self.groups.setdefault(tenant_id, {}), name, None if value is None else _groups.decode(value))
             case "base_models":
                 if old := self.base_models.get(field):
                     self.hub_names.pop(old.hub_name, None)

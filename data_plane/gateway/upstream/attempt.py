@@ -10,6 +10,8 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -26,8 +28,7 @@ from data_plane.gateway.errors import Headers
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.scheduling.replica_load import Occupancy
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.upstream.connection import EngineResponse
-from data_plane.gateway.upstream.engine_client import EngineClient, EngineRequest, ReplicaFailed
+from data_plane.gateway.upstream.engine_client import EngineClient, ReplicaFailed
 
 _log = structlog.get_logger()
 
@@ -56,9 +57,31 @@ class AttemptResult(msgspec.Struct, frozen=True):
     load: AdapterLoad | None = None
 
 
+class AnswerStream(Protocol):
+    """An answer whose headers have arrived, as ``connection.EngineResponse`` is one."""
+
+    headers: Mapping[str, str]
+
+    async def read_chunk(self) -> bytes:
+        """The next bytes of the body; empty at its end."""
+
+    async def forward(self, consume: Callable[[bytes], bool]) -> bool:
+        """Pass each piece of the body to ``consume``; False once that pauses."""
+
+
+class SentRequest(Protocol):
+    """A request on its way, as ``engine_client.EngineRequest`` is one."""
+
+    async def response(self) -> AnswerStream:
+        """The answer, once its headers have arrived."""
+
+    def close(self) -> None:
+        """Release the connection."""
+
+
 class Attempt(ABC):
-    """What streaming and unary attempts share. ``cut`` is why the attempt was ended from outside, and ``stalled`` says
-    that the replica was silent for too long. ``first_byte_at`` is monotonic.
+    """What streaming and unary attempts share. ``cut`` is why the attempt was ended from outside, ``gives_way`` that it
+    was ended for better work, and ``stalled`` that the replica was silent for too long. ``first_byte_at`` is monotonic.
     """
 
     def __init__(
@@ -73,6 +96,7 @@ class Attempt(ABC):
         self.replica = dispatch.replica
         self.first_byte_at: float | None = None
         self.cut: AppError | None = None
+        self.gives_way = False
         self.stalled = False
         self._engines = engines
         self._limits = limits
@@ -81,7 +105,7 @@ class Attempt(ABC):
         self._deadline = dispatch.deadline
         self._loop = asyncio.get_running_loop()
         self._guard: asyncio.Timeout | None = None
-        self._engine_request: EngineRequest | None = None
+        self._engine_request: SentRequest | None = None
         self._gone = self._ending = self._refused = False
         self._writing = False
 
@@ -89,22 +113,16 @@ class Attempt(ABC):
         """Run the attempt to its end. A replica that stalls is reported to ``breakers`` at once, since an engine that
         hangs does not answer an abort either.
         """
-        request = self.request
         self._client.watch(self._on_gone)
         try:
             async with asyncio.timeout_at(self._first_deadline()) as self._guard:
-                self._engine_request = await self._engines.send(
-                    self.replica,
-                    request.call.kind,
-                    request.id,
-                    self._dispatch.body,
-                    adapter=request.adapter or None,
-                    tenant_id=request.tenant_id,
-                )
+                self._engine_request = await self._open()
                 return await self._exchange(await self._engine_request.response())
         except TimeoutError:
             if self._gone or self._writing:  # a caller that does not read counts as disconnected
                 return await self._end_early("client_gone")
+            if self.gives_way and self.cut is None:
+                return await self._end_early("yielded")
             if self.cut is None and self._loop.time() < self._deadline:
                 self.stalled = True
                 breakers.failed(self.replica)
@@ -119,9 +137,26 @@ class Attempt(ABC):
             if self._engine_request is not None:
                 self._engine_request.close()
 
+    async def _open(self) -> SentRequest:
+        """Send the request. Raises ReplicaFailed or LocalShortage."""
+        request = self.request
+        return await self._engines.send(
+            self.replica,
+            request.call.kind,
+            request.id,
+            self._dispatch.body,
+            adapter=request.adapter or None,
+            tenant_id=request.tenant_id,
+        )
+
     def cut_off(self, error: AppError) -> None:
         """End the attempt now and send its caller this error."""
         self.cut = error
+        self._time_out()
+
+    def give_way(self) -> None:
+        """End the attempt now, so that its request waits again. Nothing of its answer has reached the caller."""
+        self.gives_way = True
         self._time_out()
 
     def _on_gone(self) -> None:
@@ -151,8 +186,10 @@ class Attempt(ABC):
         """Abort on the engine and read its answer to the end, for the final count."""
         if self._engine_request is not None:
             await self._abort(self._engine_request)
+        if outcome == "yielded" and self.cut is not None:
+            outcome = "timeout"
         counts = self._counts_with_aborted(outcome)
-        if outcome == "client_gone":
+        if outcome in ("client_gone", "yielded"):
             return AttemptResult(outcome, counts)
         if self.cut is not None:
             return AttemptResult(outcome, counts, error=self.cut)
@@ -177,7 +214,7 @@ class Attempt(ABC):
         counts.aborted = tuple((prefills or [])[: len(prompts)])
         return counts
 
-    async def _abort(self, engine_request: EngineRequest) -> None:
+    async def _abort(self, engine_request: SentRequest) -> None:
         aborting = asyncio.create_task(self._abort_repeatedly())
         try:
             async with asyncio.timeout(self._limits.abort_s):
@@ -231,11 +268,11 @@ class Attempt(ABC):
         return self.counts()
 
     @abstractmethod
-    async def _exchange(self, response: EngineResponse) -> AttemptResult:
+    async def _exchange(self, response: AnswerStream) -> AttemptResult:
         """Relay the answer, except for its end."""
 
     @abstractmethod
-    async def _read_to_end(self, response: EngineResponse) -> None:
+    async def _read_to_end(self, response: AnswerStream) -> None:
         """Read the rest of the answer, for its counts only."""
 
 

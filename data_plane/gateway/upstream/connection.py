@@ -96,6 +96,7 @@ class EngineConnection(asyncio.Protocol):
         self._unread_bytes = 0
         self._paused = False
         self._keep_alive = True
+        self._full: asyncio.Future[None] | None = None  # while the peer takes nothing of a request's body
         self._error: Exception | None = None
 
     def send(self, request: bytes) -> None:
@@ -103,6 +104,26 @@ class EngineConnection(asyncio.Protocol):
         assert self._transport is not None
         self.complete, self._response, self._headers, self._head_bytes = False, None, {}, 0
         self._transport.write(request)
+
+    async def write(self, piece: bytes) -> bool:
+        """Send a piece of a request's body, and wait until the peer has taken most of what was sent. False where it
+        wants nothing further: its response has arrived, or the connection broke.
+        """
+        assert self._transport is not None
+        if self.lost or self._response is not None:
+            return False
+        self._transport.write(piece)
+        if self._full is not None:
+            await self._full
+        return not self.lost and self._response is None
+
+    def pause_writing(self) -> None:
+        self._full = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        full, self._full = self._full, None
+        if full is not None and not full.done():
+            full.set_result(None)
 
     async def response(self) -> EngineResponse:
         """The response, once its headers have arrived. A caller that was cancelled may call it again. Raises
@@ -208,6 +229,7 @@ class EngineConnection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status >= 200:
             self._response, self._head_bytes = EngineResponse(self, status, self._headers), 0
+            self.resume_writing()
         else:
             self._headers = {}  # of an interim response (1xx)
 
@@ -226,5 +248,6 @@ class EngineConnection(asyncio.Protocol):
             return
         self.lost, self._error = True, error
         self._owner.ended(self)
+        self.resume_writing()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)

@@ -69,12 +69,16 @@ class ConnectionPool:
         """
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         assert fields.count("\n") == len(headers), "header values are the gateway's own, without line breaks"
-        connection = self._acquire_idle(origin) or await self._connect(
-            origin, self._connections_max + (self._spare if spare else 0)
-        )
+        connection = await self.open(origin, spare=spare)
         head = f"{method} {path} HTTP/1.1\r\nhost: {connection.host}\r\n{fields}content-length: {len(body)}\r\n\r\n"
         connection.send(head.encode("latin-1") + body)
         return connection
+
+    async def open(self, origin: str, *, spare: bool = False) -> EngineConnection:
+        """A connection for one request, which the caller sends and closes. Raises OSError."""
+        return self._acquire_idle(origin) or await self._connect(
+            origin, self._connections_max + (self._spare if spare else 0)
+        )
 
     def close(self) -> None:
         """Drop every connection."""

@@ -187,8 +187,8 @@ class EngineClient:
 
 def external_id(kind: Kind, request_id: str) -> str:
     """The id under which an engine knows a request."""
-    # vLLM 0.32 gives completions an index per prompt, and we send one prompt (openai/completion/serving.py).
-    return ID_PREFIXES[kind] + request_id + ("-0" if kind == "completion" else "")
+    # vLLM 0.32 gives each prompt an index where there may be several; the first one's stands for all.
+    return ID_PREFIXES[kind] + request_id + ("" if kind == "chat" else "-0")
 
 
 class EngineRequest:

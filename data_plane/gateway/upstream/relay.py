@@ -2,6 +2,8 @@
 budget that bounds retries. Retry decisions, settlement and billing belong to request/active_request.py.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from core.contracts.replicas import ReplicaStatus
@@ -14,8 +16,11 @@ from data_plane.gateway.settings import GatewaySettings
 from data_plane.gateway.upstream.attempt import Attempt, AttemptResult, Dispatch
 from data_plane.gateway.upstream.engine_client import EngineClient, LocalShortage, ReplicaFailed
 from data_plane.gateway.upstream.streaming_attempt import StreamingAttempt
-from data_plane.gateway.upstream.unary_attempt import UnaryAttempt
+from data_plane.gateway.upstream.unary_attempt import EmbeddingAttempt, UnaryAttempt
 from data_plane.gateway.upstream.unary_progress import UnaryProgress
+
+AttemptMaker = Callable[[Client, InferenceRequest, Dispatch], Attempt]
+"""Makes an attempt, which ``Relay.run`` runs."""
 
 
 class RetryBudget:
@@ -51,8 +56,11 @@ class Relay:
         progress: UnaryProgress,
         retries: RetryBudget,
         limits: GatewaySettings,
+        at_provider: AttemptMaker,
     ) -> None:
+        """``at_provider`` makes the attempts at outside providers."""
         self.retries = retries
+        self._at_provider = at_provider
         self._engines = engines
         self._breakers = breakers
         self._replicas = replicas
@@ -61,9 +69,12 @@ class Relay:
 
     def attempt(self, client: Client, request: InferenceRequest, dispatch: Dispatch) -> Attempt:
         """A new attempt, which ``run`` starts."""
+        if request.target.base.provider is not None:
+            return self._at_provider(client, request, dispatch)
         if request.call.stream:
             return StreamingAttempt(self._engines, self._limits, client, request, dispatch)
-        return UnaryAttempt(self._engines, self._limits, client, request, dispatch, self._replicas, self._progress)
+        kind = EmbeddingAttempt if request.call.kind == "embedding" else UnaryAttempt
+        return kind(self._engines, self._limits, client, request, dispatch, self._replicas, self._progress)
 
     async def run(self, attempt: Attempt) -> AttemptResult:
         """Relay one attempt to its end.
@@ -84,7 +95,7 @@ class Relay:
             if not attempt.stalled:
                 self._report(replica, failed=isinstance(error, ReplicaFailed) and not about_adapter)
             raise
-        caller_waited = result.outcome != "client_gone" and attempt.cut is None
+        caller_waited = result.outcome not in ("client_gone", "yielded") and attempt.cut is None
         if not attempt.stalled and (caller_waited or result.counts.sequences):
             self._report(replica, failed=caller_waited and result.outcome == "replica_gone")
         return result if attempt.load is None else msgspec.structs.replace(result, load=attempt.load)

@@ -11,8 +11,7 @@ from data_plane.gateway.api.sse import DONE, Rewriter, StreamBroken
 from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts
 from data_plane.gateway.errors import Headers
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.upstream.attempt import Attempt, AttemptResult, Dispatch
-from data_plane.gateway.upstream.connection import EngineResponse
+from data_plane.gateway.upstream.attempt import AnswerStream, Attempt, AttemptResult, Dispatch
 from data_plane.gateway.upstream.engine_client import EngineClient
 
 _STREAM_HEADERS: Headers = [
@@ -99,14 +98,14 @@ class StreamingAttempt(Attempt):
     def counts(self) -> TokenCounts:
         return self._rewriter.counts()
 
-    async def _exchange(self, response: EngineResponse) -> AttemptResult:
+    async def _exchange(self, response: AnswerStream) -> AttemptResult:
         while not await response.forward(self._forward):
             self._writing = True
             await self._client.drained()
             self._writing = False
         if not self._rewriter.done:
             raise StreamBroken("stream ended before [DONE]")
-        return AttemptResult("done", self._rewriter.counts(), ending=DONE)
+        return AttemptResult("done", self.counts(), ending=DONE)
 
     def _forward(self, data: bytes) -> bool:
         """Pass bytes from the engine to the caller as they arrive; False where the caller reads too slowly."""
@@ -119,7 +118,7 @@ class StreamingAttempt(Attempt):
             raise
         now = self._loop.time()
         self._extend_deadline(now)
-        if not out:
+        if not out or (self.gives_way and not self._client.started):
             return True
         self._pauses.arrived(now)
         return self._send(out)
@@ -138,7 +137,7 @@ class StreamingAttempt(Attempt):
             self._guard.reschedule(min(now + 1.1 * patience_s, self._deadline))
             self._reschedule_at = now + 0.1 * patience_s
 
-    async def _read_to_end(self, response: EngineResponse) -> None:
+    async def _read_to_end(self, response: AnswerStream) -> None:
         self._rewriter.aborting = True
         while data := await response.read_chunk():
             self._rewriter.feed(data)

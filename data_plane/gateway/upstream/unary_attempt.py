@@ -13,7 +13,7 @@ import msgspec
 
 from core.errors import Unprocessable
 from data_plane.gateway import metrics
-from data_plane.gateway.api import openai_response
+from data_plane.gateway.api import embeddings, openai_response
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.inference_request import InferenceRequest
 from data_plane.gateway.api.openai_request import ID_PREFIXES
@@ -22,8 +22,7 @@ from data_plane.gateway.api.token_counts import AdapterLoad, TokenCounts, report
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.scheduling.replicas import Replicas
 from data_plane.gateway.settings import GatewaySettings
-from data_plane.gateway.upstream.attempt import Attempt, AttemptResult, Dispatch
-from data_plane.gateway.upstream.connection import EngineResponse
+from data_plane.gateway.upstream.attempt import AnswerStream, Attempt, AttemptResult, Dispatch
 from data_plane.gateway.upstream.engine_client import EngineClient
 from data_plane.gateway.upstream.unary_progress import UnaryProgress, UnaryRun
 
@@ -53,7 +52,7 @@ class UnaryAttempt(Attempt):
         self._raw = bytearray()
         self._too_large = False
         self._answer: openai_response.EngineCompletion | None = None
-        self._oversized: TokenCounts | None = None  # of an answer that is too large to relay
+        self._usage: openai_response.Usage | None = None
         self._load: AdapterLoad | None = None
         self._aborted_report: str | None = None
         self._sequences_report: str | None = None
@@ -97,43 +96,45 @@ class UnaryAttempt(Attempt):
         return self._aborted_report
 
     def counts(self) -> TokenCounts:
-        if self._oversized is not None:
-            counts = self._oversized
-        elif self._answer is None:
-            counts = TokenCounts()
-        else:
-            counts = openai_response.counts(
-                self._answer.usage, prompts=self.request.prompts, report=self._sequences_report
-            )
+        counts = TokenCounts() if self._usage is None else self._counts_of(self._usage)
         counts.kv_page_ms = self._run.kv_page_ms if self._kv_page_ms is None else self._kv_page_ms
         return counts
 
     def running_counts(self) -> TokenCounts:
-        return self._run.counts() if self._answer is None and self._oversized is None else self.counts()
+        return self._run.counts() if self._usage is None else self.counts()
 
-    async def _exchange(self, response: EngineResponse) -> AttemptResult:
+    async def _exchange(self, response: AnswerStream) -> AttemptResult:
         await self._read_to_end(response)
-        if self._oversized is not None:
-            return AttemptResult("done", self._oversized, error=_too_large(self._limits.response_max_bytes))
-        assert self._answer is not None
+        counts = self.counts()
+        if self._too_large:
+            return AttemptResult("done", counts, error=answer_too_large(self._limits.response_max_bytes))
+        ending = self._for_caller(counts)
+        self._on_first_byte()
+        return AttemptResult("done", counts, ending=ending)
+
+    def _decode(self, raw: bytes) -> openai_response.Usage:
+        """Keep the answer, and return its usage. Raises msgspec.MsgspecError for anything else."""
+        self._answer = openai_response.decode(raw)
+        return self._answer.usage
+
+    def _counts_of(self, usage: openai_response.Usage) -> TokenCounts:
+        return openai_response.counts(usage, prompts=self.request.prompts, report=self._sequences_report)
+
+    def _for_caller(self, counts: TokenCounts) -> bytes:
+        """The answer for the caller. Raises StreamBroken where the engine aborted it."""
+        assert self._answer is not None, "it was decoded before"
         if openai_response.is_aborted(self._answer):
             raise StreamBroken("the engine aborted the request")
-        counts = self.counts()
-        self._on_first_byte()
         request = self.request
-        return AttemptResult(
-            "done",
+        return openai_response.for_caller(
+            self._answer,
             counts,
-            ending=openai_response.for_caller(
-                self._answer,
-                counts,
-                response_id=ID_PREFIXES[request.call.kind] + request.id,
-                shown_name=request.target.shown_name,
-                service_tier=request.shown_tier,
-            ),
+            response_id=ID_PREFIXES[request.call.kind] + request.id,
+            shown_name=request.target.shown_name,
+            service_tier=request.shown_tier,
         )
 
-    async def _read_to_end(self, response: EngineResponse) -> None:
+    async def _read_to_end(self, response: AnswerStream) -> None:
         self._load = openai_response.load(response.headers.get("x-tenora-load"))
         self._aborted_report = response.headers.get("x-tenora-aborted")
         self._sequences_report = response.headers.get("x-tenora-sequences")
@@ -145,12 +146,32 @@ class UnaryAttempt(Attempt):
             if self._too_large or len(self._raw) > self._limits.response_max_bytes:
                 self._too_large = True
                 del self._raw[:-_TAIL_BYTES]
-        if self._too_large:
-            self._oversized = openai_response.counts(
-                usage_at_end(bytes(self._raw)), prompts=self.request.prompts, report=self._sequences_report
-            )
-        else:
-            self._answer = openai_response.decode(bytes(self._raw))
+        raw = bytes(self._raw)
+        self._usage = usage_at_end(raw) if self._too_large else self._decode(raw)
+
+
+class EmbeddingAttempt(UnaryAttempt):
+    """An attempt for ``/v1/embeddings``. It generates nothing, so its usage is its prompts."""
+
+    _embeddings: embeddings.EngineEmbeddings | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        return None
+
+    def _decode(self, raw: bytes) -> openai_response.Usage:
+        self._embeddings = embeddings.decode_embeddings(raw)
+        return self._embeddings.usage
+
+    def _counts_of(self, usage: openai_response.Usage) -> TokenCounts:
+        return embeddings.embedding_counts(usage, report=self._sequences_report)
+
+    def _for_caller(self, counts: TokenCounts) -> bytes:
+        assert self._embeddings is not None, "it was decoded before"
+        request = self.request
+        return embeddings.embeddings_for_caller(
+            self._embeddings, counts, shown_name=request.target.shown_name, service_tier=request.shown_tier
+        )
 
 
 def usage_at_end(tail: bytes) -> openai_response.Usage:
@@ -163,7 +184,7 @@ def usage_at_end(tail: bytes) -> openai_response.Usage:
         raise StreamBroken("answer is too large and does not end with its usage") from error
 
 
-def _too_large(bytes_max: int) -> Unprocessable:
+def answer_too_large(bytes_max: int) -> Unprocessable:
     """The caller's fault, not the replica's: the engine generated what the caller asked for, and that is billed."""
     return Unprocessable(
         f"The answer is larger than {bytes_max} bytes; ask for fewer tokens, choices or logprobs, or stream it. "

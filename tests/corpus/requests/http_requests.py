@@ -132,7 +132,7 @@ ITEMS = [
         for method, path in [
             ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter"), ("POST", "/invocations"),
             ("POST", "/tokenize"), ("GET", "/metrics"), ("GET", "/docs"), ("GET", "/schema"), ("GET", "/"),
-            ("POST", "/v1/embeddings"), ("POST", "/v1/chat/completions/"), ("GET", "/v1/models/"),
+            ("POST", "/v1/moderations"), ("POST", "/v1/chat/completions/"), ("GET", "/v1/models/"),
             ("GET", "/v1/internal"), ("POST", "/inference/v1/abort_requests"), ("POST", "/tenora/v1/adapters"),
         ]
     ],

@@ -104,7 +104,7 @@ def test_models_list_their_limits(stack):
     assert listed["bot:canary"]["revisions"] == {old: 1, new: 3}
     assert listed["tiny-chat"]["revisions"] == {}
     for model in listed.values():
-        assert model["capabilities"] == {"tools": True}
+        assert model["capabilities"] == {"tools": True, "embeddings": False}
         assert model["max_model_len"] == model["limits"]["context_tokens"] == 1000
         assert model["limits"]["output_tokens"] == 77
         assert client.models.retrieve(model["id"]).model_dump() == model

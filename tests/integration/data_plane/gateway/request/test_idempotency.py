@@ -4,14 +4,18 @@ run.
 
 import signal
 import threading
+import time
 
 import httpx
 import openai
 import pytest
 
-from core import redis_keys
+from core import api_keys, redis_keys
+from core.ids import new_id
+from core.line_credential import HEADER, LineCredential, sign_line
 from tests.conftest import wait_until
 from tests.fixtures import processes
+from tests.fixtures.processes import PEPPER
 from tests.integration.data_plane.conftest import BRISK, chat
 
 BODY = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hi"}]}
@@ -203,3 +207,42 @@ def test_a_replayed_answer_uses_one_request_of_the_minute_and_nothing_else(stack
     event = tenant.event()
     assert tenant.quota()["month_used"] == event.input_tokens + event.output_tokens
     assert tenant.holds_nothing()
+
+
+@pytest.fixture
+def send_line(stack, tenant):
+    """Sends a chat as the batch process does, for the tenant's key."""
+    tenant.sdk()
+    with httpx.Client(base_url=stack.gateway.url, timeout=20) as client:
+
+        def send(name: str, *, only_stored: bool = False, **fields) -> httpx.Response:
+            key_hash = api_keys.hash_key(tenant.key, PEPPER.encode())
+            line = LineCredential(key_hash, new_id("req"), only_stored=only_stored)
+            shown = sign_line(line, PEPPER.encode(), expires_at_s=int(time.time()) + 60)
+            return client.post(
+                "/v1/chat/completions", json={**BODY, **fields}, headers={HEADER: shown, "idempotency-key": name}
+            )
+
+        yield send
+
+
+def test_a_line_that_is_only_asked_for_does_not_run(send_line, stack, tenant):
+    before = len(stack.witness.received())
+    refused = send_line("batch_1:1", only_stored=True)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "request_not_run")
+    assert refused.headers["x-should-retry"] == "false"
+    answer = send_line("batch_1:1")
+    asked = send_line("batch_1:1", only_stored=True)
+    assert (answer.status_code, asked.content) == (200, answer.content)
+    assert_only_the_first_ran(stack, tenant, before)
+
+
+def test_an_answer_to_a_line_that_is_too_large_to_store_is_forgotten(send_line, stack):
+    stack.witness.faults(output_tokens=900, token_interval_s=0)
+    answer = send_line("batch_2:1", max_tokens=900, logprobs=True)
+    assert (answer.status_code, len(answer.content) > 4096) == (200, True)
+
+    def code() -> str:
+        return send_line("batch_2:1", max_tokens=900, logprobs=True, only_stored=True).json()["error"]["code"]
+
+    wait_until(lambda: code() == "request_not_run")

@@ -93,7 +93,7 @@ async def test_a_request_that_only_one_replica_can_hold_finds_it_although_it_is_
         replicas,
         COSTS,
         QueueBounds(requests_max=6, tokens_max=100_000, tenant_requests_max=5),
-        WaitLimits(wait_s=5, flex_wait_s=5, overdue_after_s=1, poll_s=10),
+        WaitLimits(wait_s=5, batch_wait_s=5, overdue_after_s=1, poll_s=10),
         BacklogBounds(tenants_max=64, adapters_max=64),
     )
     large = inference_request(prompt_tokens=16, max_tokens=16 * 20, min_tokens=1)

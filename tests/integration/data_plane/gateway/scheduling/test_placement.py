@@ -58,7 +58,10 @@ def test_each_rank_goes_to_the_cheapest_pool_that_accepts_it(stack):
 
 def test_requests_of_adapters_report_their_tier_and_are_counted_by_it(stack):
     def counted(tier: str) -> float:
-        labels = f'{{adapter_tier="{tier}",base_model="tiny-chat",phase="load",pool="",rank_class="16"}}'
+        labels = (
+            f'{{adapter_tier="{tier}",base_model="tiny-chat",phase="load",pool="",rank_class="16",'
+            'service_class="interactive"}'
+        )
         return stack.gateway.metric("tenora_gateway_phase_seconds_count", labels)
 
     tenant = stack.tenant()

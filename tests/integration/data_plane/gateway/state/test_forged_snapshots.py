@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from core import redis_keys
 from core.contracts.grants import KeyGrant
 from core.newest_published import NewestPublished
-from core.snapshot_signing import ForgedSnapshot, SnapshotVerifier
+from core.snapshot_signing import ForgedSnapshot, SetHash, SnapshotVerifier
 from data_plane.gateway.state.snapshot import Snapshot
 from tests.fixtures.gateway.published import Publisher
 from tests.fixtures.snapshot_keys import PUBLIC_KEYS
@@ -67,6 +67,18 @@ async def test_a_key_that_somebody_adds_or_alters_is_never_loaded(redis, publish
         else:
             redis.hset(redis_keys.snapshot("keys"), field, before)
     assert await snapshot_of().load()
+
+
+async def test_kinds_of_a_newer_control_plane_are_passed_over(redis, publisher, snapshot_of):
+    publisher.hashes["newer"] = SetHash()
+    publisher.put("newer", "one", msgspec.json.decode(FORGED, type=KeyGrant))
+    snapshot = snapshot_of()
+    assert await snapshot.load()
+    publisher.put("newer", "two", None)
+    tenant = publisher.tenant()
+    await snapshot._run_once()
+    assert snapshot.generation == publisher.generation
+    assert tenant in snapshot.tables.tenants
 
 
 async def test_a_removed_entry_is_noticed(redis, publisher, snapshot_of):

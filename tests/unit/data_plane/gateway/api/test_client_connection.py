@@ -16,7 +16,13 @@ class Connection:
     """Keeps the scope, as uvicorn's protocol does."""
 
     def __init__(self) -> None:
-        self.scope = {"headers": [], "method": "GET", "raw_path": b"/", "state": {"connection": self}}
+        self.scope = {
+            "headers": [],
+            "method": "GET",
+            "raw_path": b"/",
+            "query_string": b"",
+            "state": {"connection": self},
+        }
 
 
 @pytest.fixture

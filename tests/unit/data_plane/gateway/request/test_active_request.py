@@ -11,14 +11,15 @@ import pytest
 
 from data_plane.gateway.admission.admission import Placement
 from data_plane.gateway.api.request_phases import RequestPhases
+from data_plane.gateway.api.token_counts import TokenCounts
 from data_plane.gateway.quota.rate_limit_response import ReservationResult
 from data_plane.gateway.request.active_request import ActiveRequest
 from data_plane.gateway.routes import _drop_traceback
 from data_plane.gateway.scheduling.circuit_breaker import CircuitBreakers
 from data_plane.gateway.settlement.settler import Hold
 from data_plane.gateway.state.redis_clock import RedisClock
-from data_plane.gateway.upstream.attempt import Dispatch
-from data_plane.gateway.upstream.engine_client import EngineClient, LocalShortage
+from data_plane.gateway.upstream.attempt import AttemptResult, Dispatch
+from data_plane.gateway.upstream.engine_client import EngineClient, LocalShortage, ReplicaFailed
 from data_plane.gateway.upstream.relay import Relay, RetryBudget
 from tests.fixtures.gateway.requests import inference_request, replica_status, settings_with
 
@@ -30,7 +31,7 @@ VERDICT = ReservationResult(
 )  # fmt: skip
 
 
-CLIENT = SimpleNamespace(started=False, watch=lambda _on_gone: None, phases=RequestPhases())
+CLIENT = SimpleNamespace(started=False, watch=lambda _on_gone: None, phases=RequestPhases(), line=None)
 
 
 class RecordingSettler:
@@ -63,7 +64,7 @@ def relay_without_connections(*, failed_before: bool = False) -> Relay:
     breakers = CircuitBreakers(healthy, failures=1, open_s=60, open_max_s=60, trial_s=1)
     if failed_before:
         breakers.failed(REPLICA)
-    return Relay(engines, breakers, None, None, RetryBudget(percent=10, burst=1), SETTINGS)
+    return Relay(engines, breakers, None, None, RetryBudget(percent=10, burst=1), SETTINGS, None)
 
 
 def active_request(settler: RecordingSettler, ended: list) -> ActiveRequest:
@@ -121,3 +122,38 @@ async def test_a_shortage_of_connections_in_this_process_is_neither_a_replicas_f
         await relay.run(relay.attempt(CLIENT, inference_request(), dispatch))
     assert (refused.value.status, refused.value.code) == (503, "overloaded")
     assert relay._breakers.allows(REPLICA) is not failed_before
+
+
+async def test_a_batch_request_may_give_way_on_each_replica_that_it_tries():
+    """Also on the second one, where it was asked to leave the first one just as that failed."""
+    ended, ran = [], []
+
+    def placed(name: str) -> Placement:
+        occupancy = SimpleNamespace(begin_batch=lambda _run: ran.append(name))
+        return Placement(REPLICA, Hold("req_1", "tn_1", name, 2), VERDICT, SimpleNamespace(occupancy=occupancy))
+
+    async def to_another(*_given: object) -> Placement:
+        return placed("rep_two")
+
+    async def run(_attempt: object) -> AttemptResult:
+        if len(ran) == 1:
+            raise ReplicaFailed("It failed before its first token.")
+        return AttemptResult("timeout", TokenCounts())
+
+    admission = SimpleNamespace(
+        ended=lambda _request, _placement, event: ended.append(event), moves=SimpleNamespace(to_another=to_another)
+    )
+    relay = SimpleNamespace(
+        retries=SimpleNamespace(deposit=lambda: None, withdraw=lambda: True),
+        attempt=lambda *_given: SimpleNamespace(
+            counts=TokenCounts, first_byte_at=None, itl_p95_ms=None, finish_reason=None
+        ),
+        run=run,
+    )
+    batch = inference_request(service_class="batch")
+    async with ActiveRequest(
+        SETTINGS, RedisClock(), admission, relay, RecordingSettler(), CLIENT, batch, placed("rep_one")
+    ) as active:
+        await active.run(b"{}")
+    assert ran == ["rep_one", "rep_two"]
+    assert len(ended) == 1

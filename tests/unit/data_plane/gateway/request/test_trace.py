@@ -107,7 +107,7 @@ def test_failed_and_slow_requests_are_traced_and_others_not(monkeypatch):
     assert gateway.ended(outcome="client_gone") is None
     assert gateway.ended(first_token_ms=401) == "slow"
     assert gateway.ended(first_token_ms=None, itl_p95_ms=51) == "slow"
-    assert gateway.ended(first_token_ms=401, service_tier="flex") is None
+    assert gateway.ended(first_token_ms=401, service_class="batch") is None
 
 
 def test_a_share_of_the_rest_is_traced(monkeypatch):
