@@ -47,6 +47,13 @@ def _fleet(_: argparse.Namespace) -> int:
     return fleet_process.run(PostgresSettings(), RedisSettings(), FleetSettings())
 
 
+def _batch(_: argparse.Namespace) -> int:
+    with quick_imports():
+        from control_plane import batch_process
+
+    return batch_process.run()
+
+
 def _migrate(_: argparse.Namespace) -> int:
     from control_plane import operations
 
@@ -171,6 +178,7 @@ def _parser() -> argparse.ArgumentParser:
         _fleet,
         "Decide how many replicas of which pool revision placers keep running, until SIGTERM.",
     )
+    _add(commands, "batch", _batch, "Check batches and send their lines through the gateways, until SIGTERM.")
     _add(commands, "migrate", _migrate, "Migrate the database and grant its roles, as its owner.")
     _add(commands, "bucket", _bucket, "Create the bucket and set its CORS rules for TENORA_CONTROL_CORS_ORIGINS.")
     _add(commands, "signing-key", _signing_key, "Print a new pair of keys that sign and verify published snapshots.")
@@ -222,7 +230,7 @@ def main(argv: list[str] | None = None) -> int:
         check_settings(*CONTROL_PARTS)
     telemetry.set_up(f"control_plane.{arguments.name}", TelemetrySettings())
     try:
-        if arguments.run in (_web, _worker, _fleet):  # their logs have the tracebacks
+        if arguments.run in (_web, _worker, _fleet, _batch):  # their logs have the tracebacks
             return int(arguments.run(arguments))
         from core.unreachable_stores import named_when_unreachable  # the database's client would slow --help down
 

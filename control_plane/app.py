@@ -22,6 +22,7 @@ from control_plane.api_keys.api import ApiKeys, TenantApiKeys
 from control_plane.audit_trail.api import AdminAuditEvents, OwnAuditEvents
 from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.auth.guards import admin_key, tenant_key
+from control_plane.batches.api import AdminBatches, Batches, Files, short_batch
 from control_plane.cors import cors_rules
 from control_plane.costs.api import AdminCosts
 from control_plane.credits.api import AdminCredits, OwnCredits
@@ -34,6 +35,7 @@ from control_plane.documents.api import (
 )
 from control_plane.errors import HANDLERS
 from control_plane.fleet.api import AdminCordons, AdminReplicas
+from control_plane.groups.api import AdminModelGroups, ModelGroups
 from control_plane.health import ReadinessCheck, livez, readyz
 from control_plane.http_protocol import protocol_for
 from control_plane.invoices.api import AdminBilling, OwnInvoices
@@ -52,6 +54,8 @@ from control_plane.publishing.outbox import outbox_age_s
 from control_plane.reconciliation.api import AdminReconciliations, AdminRequestUsage
 from control_plane.registry.adapters.api import Adapters, Aliases, TenantAdapters
 from control_plane.registry.api import BaseModels, admin_base_models
+from control_plane.registry.providers.api import AdminProviders
+from control_plane.registry.providers.rules import ProviderRules
 from control_plane.registry.revisions.api import AdminRankClasses, Revisions
 from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations.api import AdapterDeletion, AdminRevocations, OwnRevocations
@@ -85,7 +89,7 @@ def server(settings: ControlSettings, bucket: Bucket) -> uvicorn.Server:
             host=settings.web.control_host,
             port=settings.web.control_port,
             loop="core.event_loop:EventLoop",
-            http=protocol_for(settings.web),
+            http=protocol_for(settings.web, file_body_s=settings.batches.batch_file_s),
             access_log=False,  # request_middleware logs each request with its id
             log_config=None,
             server_header=False,
@@ -115,6 +119,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
         metrics.OUTBOX_AGE.set_function(lambda: math.nan)  # the gauge is the process's, and outlives the connections
         resources.redis.close()
         resources.notification_rules.close()
+        resources.provider_rules.close()
         resources.engine.dispose()
         resources.reports.dispose()
 
@@ -126,7 +131,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
             stripe_webhook(settings.webhooks.payments_webhook_bytes_max),
             _admin(settings, authenticator),
             _tenant(authenticator),
-            _openai(authenticator),
+            _openai(settings, authenticator),
         ],
         dependencies=providers(resources),
         exception_handlers=HANDLERS,
@@ -164,11 +169,13 @@ def _resources(settings: ControlSettings, bucket: Bucket) -> Resources:
         web=settings.web,
         upload=settings.upload,
         notification_rules=NotificationRules(settings.notifications),
+        provider_rules=ProviderRules(settings.providers),
         costs=settings.costs,
         invoices=settings.invoices,
         pdf_maker=PdfMaker(settings.documents),
         payments=PaymentAccess(settings.stripe, settings.webhooks),
         request_log=_request_log(settings, bucket),
+        batches=settings.batches,
     )
 
 
@@ -207,6 +214,9 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminReplicas,
             AdminCordons,
             AdminPools,
+            AdminModelGroups,
+            AdminBatches,
+            AdminProviders,
             AdminRevocations,
             AdminBilling,
             AdminCorrections,
@@ -240,6 +250,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             AdapterDeletion,
             Aliases,
             Revisions,
+            ModelGroups,
             OwnRevocations,
             OwnUsage,
             OwnRequests,
@@ -258,10 +269,10 @@ def _tenant(authenticator: Authenticator) -> Router:
     )
 
 
-def _openai(authenticator: Authenticator) -> Router:
+def _openai(settings: ControlSettings, authenticator: Authenticator) -> Router:
     """Tenant routes at the paths where OpenAI's clients look for them."""
     return Router(
         path="/v1",
         guards=[tenant_key(authenticator), refuse_unknown_parameters],
-        route_handlers=[OrganizationUsage],
+        route_handlers=[OrganizationUsage, Files, Batches, short_batch(settings.batches.batch_short_bytes_max)],
     )

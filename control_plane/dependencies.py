@@ -18,6 +18,7 @@ from billing.costs.settings import CostSettings
 from billing.documents.pdf_maker import PdfMaker
 from billing.settings import InvoiceSettings
 from control_plane.auth.authenticate import Pepper, Principal
+from control_plane.batches.api import UploadSlots
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.health import ReadinessCheck
 from control_plane.idempotency.service import IdempotentRequest, digest_of
@@ -25,11 +26,12 @@ from control_plane.notifications.rules import NotificationRules
 from control_plane.payments.service import PaymentAccess
 from control_plane.registry import base_models
 from control_plane.registry.adapters import pins
+from control_plane.registry.providers.rules import ProviderRules
 from control_plane.registry.revisions import rank_classes
 from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations import service as revocations
 from control_plane.request_log.service import RequestLogReader
-from control_plane.settings import WebSettings
+from control_plane.settings import BatchSettings, WebSettings
 from control_plane.tenants import service as tenants
 
 _REDIS_TIMEOUT_S = 2
@@ -60,11 +62,13 @@ class Resources:
     web: WebSettings
     upload: UploadSettings
     notification_rules: NotificationRules
+    provider_rules: ProviderRules
     costs: CostSettings
     invoices: InvoiceSettings
     pdf_maker: PdfMaker
     payments: PaymentAccess
     request_log: RequestLogReader
+    batches: BatchSettings
 
 
 def open_redis(url: str) -> Redis:
@@ -102,6 +106,7 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "web": resources.web,
         "upload": resources.upload,
         "notification_rules": resources.notification_rules,
+        "provider_rules": resources.provider_rules,
         "adapter_classes": rank_classes.adapters_by_class,
         "rank_classes": base_models.rank_classes,
         "cost_settings": resources.costs,
@@ -109,6 +114,8 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "pdf_maker": resources.pdf_maker,
         "payment_access": resources.payments,
         "request_log": resources.request_log,
+        "batch_settings": resources.batches,
+        "upload_slots": UploadSlots(resources.batches.batch_uploads_max),
     }
     return {name: _constant(value) for name, value in held.items()} | {
         "change_handlers": Provide(handlers_of_changes, sync_to_thread=False),

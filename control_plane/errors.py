@@ -20,6 +20,8 @@ from core.errors import AppError, Unauthenticated, Unavailable
 from core.fields import about
 
 PROBLEM_JSON = "application/problem+json"
+_OPENAI_PATHS = ("/v1/files", "/v1/batch")  # and /v1/batches
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 _MISSING = re.compile(r"Missing required query parameter '(\w+)'")
 _CODES = {
@@ -32,6 +34,15 @@ _CODES = {
 }
 
 
+class OpenAIError(msgspec.Struct, frozen=True, kw_only=True):
+    """The same failure as OpenAI's SDKs read it."""
+
+    message: Annotated[str, fields.DETAIL]
+    type: Annotated[str, about("Kind of the error.")]
+    param: Annotated[str | None, about("The field that is wrong; null where no single one is.")]
+    code: Annotated[str, about("Stable code of the error, for programs.")]
+
+
 class ApiProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An error body. ``code`` is for programs, ``detail`` for people. ``param`` names the invalid field."""
 
@@ -42,6 +53,7 @@ class ApiProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: Annotated[str, about("Stable code of the error, for programs.")]
     request_id: Annotated[str, fields.REQUEST_ID]
     param: Annotated[str | None, about("The field that is wrong; null where no single one is.")] = None
+    error: Annotated[OpenAIError | None, about("The same for OpenAI's SDKs, where they call; else left out.")] = None
 
 
 def request_id_of(request: Request[Any, Any, Any]) -> str:
@@ -59,12 +71,18 @@ def problem(
     headers: dict[str, str] | None = None,
 ) -> Response[bytes]:
     """The response for one failure."""
-    body = problem_body(request_id_of(request), status, code, detail, param)
+    body = problem_body(request_id_of(request), status, code, detail, param, path=request.url.path)
     return Response(msgspec.json.encode(body), status_code=status, media_type=PROBLEM_JSON, headers=headers)
 
 
-def problem_body(request_id: str, status: int, code: str, detail: str, param: str | None = None) -> ApiProblem:
-    """The body for one failure."""
+def problem_body(
+    request_id: str, status: int, code: str, detail: str, param: str | None = None, *, path: str = ""
+) -> ApiProblem:
+    """The body for one failure of a request to ``path``."""
+    error = None
+    if path.startswith(_OPENAI_PATHS):
+        kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        error = OpenAIError(message=detail, type=kind, param=param, code=code)
     return ApiProblem(
         type=f"urn:tenora:error:{code}",
         title=HTTPStatus(status).phrase,
@@ -73,6 +91,7 @@ def problem_body(request_id: str, status: int, code: str, detail: str, param: st
         code=code,
         param=param,
         request_id=request_id,
+        error=error,
     )
 
 

@@ -99,3 +99,14 @@ MISSING_SIGNALS = Counter(
     "Rounds in which a pool kept its count because gateways or replicas did not report.",
     ["pool"],
 )
+BATCH_LINES = Counter(
+    "tenora_batch_lines_total",
+    "Lines of batches, by what became of them: completed, failed, or repeated (sent again later).",
+    ["outcome"],
+)
+BATCHES_ENDED = Counter("tenora_batches_ended_total", "Batches that have ended, by status.", ["status"])
+BATCHES_RISEN = Counter(
+    "tenora_batches_risen_total",
+    "Batches whose deadline was in danger, so that their lines run in the class interactive.",
+)
+BATCH_CONCURRENCY = Gauge("tenora_batch_concurrency", "Lines of batches that may run at once now.")

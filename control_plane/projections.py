@@ -1,4 +1,4 @@
-"""Reads what is published from its rooms: four kinds of snapshot for gateways and three for replicas. ``publishing``
+"""Reads what is published from its rooms: six kinds of snapshot for gateways and three for replicas. ``publishing``
 writes them to Redis.
 """
 
@@ -9,6 +9,8 @@ from sqlmodel import Session
 
 from control_plane.api_keys import service as api_keys
 from control_plane.fleet import cordons
+from control_plane.groups import service as groups
+from control_plane.pools import routes as pools
 from control_plane.publishing.projection import Projection, Projections, Published, published
 from control_plane.registry import base_models
 from control_plane.registry.adapters import pins
@@ -39,6 +41,14 @@ def projections(settings: PublishingSettings | None = None) -> Projections:
             ),
         ),
         "base_models": Projection(some=_each(_base_model), every=_base_models),
+        "pools": Projection(
+            some=_each(lambda session, field: published(pools.route(session, field))),
+            every=lambda session: ((field, published(value)) for field, value in pools.all_routes(session)),
+        ),
+        "groups": Projection(
+            some=_each(lambda session, field: published(groups.route(session, field))),
+            every=lambda session: ((field, published(value)) for field, value in groups.all_routes(session)),
+        ),
         "revocations": Projection(
             some=_each(lambda session, field: published(revocations.revocation(session, field))),
             every=lambda session: ((field, published(value)) for field, value in revocations.all_revocations(session)),

@@ -52,7 +52,7 @@ class RequestContext:
                             raise NotFound("This path is not a route of this API.", code="not_found")
                         await self._app(scope, receive, send_with_id)
                 except AppError as error:  # the application renders its own errors
-                    await _refuse(send_with_id, request_id, error)
+                    await _refuse(scope["path"], send_with_id, request_id, error)
                 seconds = time.monotonic() - started
                 path = "/pay/…" if scope["path"].startswith("/pay/") else scope["path"]  # that address is a secret
                 structlog.get_logger().info(
@@ -62,8 +62,9 @@ class RequestContext:
             metrics.REQUESTS.labels(scope["method"], f"{status // 100}xx").observe(time.monotonic() - started)
 
 
-async def _refuse(send: Send, request_id: str, error: AppError) -> None:
-    body = msgspec.json.encode(problem_body(request_id, error.status, error.code, error.message))
+async def _refuse(path: str, send: Send, request_id: str, error: AppError) -> None:
+    problem = problem_body(request_id, error.status, error.code, error.message, path=path)
+    body = msgspec.json.encode(problem)
     headers = [(b"content-type", PROBLEM_JSON.encode())]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))))

@@ -14,6 +14,7 @@ from billing.notifications.settings import NotificationSettings
 from billing.payments.settings import WebhookSettings
 from billing.settings import InvoiceSettings
 from billing.stripe.settings import StripeSettings
+from core.provider_settings import ProviderSettings
 from core.settings import (
     CorsSettings,
     Fragment,
@@ -292,6 +293,45 @@ class RequestLogSettings(Fragment):
     )
 
 
+class BatchSettings(Fragment):
+    """Limits of files and batches. Set them to the same values for the web process and the batch process."""
+
+    batch_file_bytes_max: int = Field(
+        default=200 << 20, ge=1024, description="Bytes of one file. Files are spooled to TMPDIR while they arrive."
+    )
+    batch_file_s: float = Field(default=600, gt=0, description="How long a client may take to send a file.")
+    batch_lines_max: int = Field(default=50_000, ge=1, le=1_000_000, description="Lines of one batch.")
+    batch_line_bytes_max: int = Field(
+        default=2 << 20, ge=1024, description="Bytes of one line. At most TENORA_BODY_MAX_BYTES of the gateways."
+    )
+    batch_short_bytes_max: int = Field(
+        default=8 << 20, ge=1024, description="Bytes of the body of `POST /v1/batch`, which holds its requests."
+    )
+    batch_uploads_max: int = Field(
+        default=4,
+        ge=1,
+        le=100,
+        description="Files that one web process receives at once, of one tenant at most half of them. Further ones get "
+        "503.",
+    )
+    batch_results_bytes_max: int = Field(
+        default=2 << 30,
+        ge=1024,
+        description="Bytes of one batch's results, which lie in Postgres until it has ended. A batch with more ends "
+        "early.",
+    )
+    batch_stored_bytes_max: int = Field(
+        default=20 << 30, ge=1024, description="Bytes of all files of one tenant, without deleted ones."
+    )
+    batch_files_days: int = Field(
+        default=30, ge=2, le=365, description="After how many days a file is deleted, and the results in it."
+    )
+    batch_open_max: int = Field(default=100, ge=1, le=10_000, description="Batches of one tenant that have not ended.")
+    batch_window_s: int = Field(
+        default=86_400, ge=1, description="What the completion window of 24 h lasts. Only tests shorten it."
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ControlSettings:
     """All settings that either process reads. A part that is not given comes from the environment."""
@@ -307,9 +347,11 @@ class ControlSettings:
     signing: SnapshotSigningSettings = field(default_factory=SnapshotSigningSettings)
     upload: UploadSettings = field(default_factory=UploadSettings)
     notifications: NotificationSettings = field(default_factory=NotificationSettings)
+    providers: ProviderSettings = field(default_factory=ProviderSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     costs: CostSettings = field(default_factory=CostSettings)
     request_log: RequestLogSettings = field(default_factory=RequestLogSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
     invoices: InvoiceSettings = field(default_factory=InvoiceSettings)
     documents: DocumentSettings = field(default_factory=DocumentSettings)
     stripe: StripeSettings = field(default_factory=StripeSettings)

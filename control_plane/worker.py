@@ -25,6 +25,7 @@ from control_plane.registry.adapters import pins
 from control_plane.registry.cleanup.orphan_sweep import OrphanSweep
 from control_plane.registry.cleanup.stored_revisions import StoredRevisionCleanup
 from control_plane.registry.cleanup.uploads import UploadCleanup
+from control_plane.registry.gpu_times import publish_gpu_times
 from control_plane.registry.review.canary_worker import CanaryWorker
 from control_plane.registry.review.validation_worker import ValidationWorker
 from control_plane.registry.revocations.receipts import ReceiptCollector
@@ -42,6 +43,7 @@ _CEILINGS_S = 0.25
 _SCHEDULED_S = 0.5
 _ORPHANS_S = 3600.0
 _IDLE_S = 5.0
+_GPU_TIMES_S = 600.0
 _LEASES_S = 2.0  # a validation whose lease has ended
 _REDIS_CHECK_S = 0.5
 _REQUEST_LOG_S = 1.0  # a file for each round that finds anything
@@ -90,6 +92,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         *_published_terms(engine, redis, worker),
         Loop("removal", removal.run_once, worker.cleanup_poll_s),
         Loop("orphans", orphans.run_once, _ORPHANS_S),
+        Loop("gpu-times", lambda: publish_gpu_times(engine), _GPU_TIMES_S),
         Loop("cleanup", cleanup.run_once, worker.cleanup_poll_s),
         Loop("pin-history", lambda: _correct_pin_history(engine), worker.cleanup_poll_s),
         Loop("request-log", log_writer.run_once, _REQUEST_LOG_S),

@@ -1,6 +1,7 @@
 """Table of the API keys room. A key is stored only as its HMAC, and is revoked instead of deleted."""
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import CheckConstraint, DateTime, Text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
@@ -22,7 +23,7 @@ class ApiKey(SQLModel, table=True):
     key_hash: str = Field(unique=True, sa_type=Text, description="HMAC-SHA256 in hex, see core.api_keys.hash_key.")
     redacted: str = Field(sa_type=Text, description="Shown in lists: prefix and last four characters.")
     scopes: list[str] = Field(sa_type=ARRAY(Text))
-    limits: dict[str, int] | None = Field(
+    limits: dict[str, Any] | None = Field(
         default=None, sa_type=JSONB(none_as_null=True), description="``core.contracts.KeyLimits``."
     )
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))

@@ -154,6 +154,11 @@ def all_grants(session: Session) -> Iterator[tuple[str, KeyGrant]]:
         yield row.key_hash, value
 
 
+def usable_hash(session: Session, key_id: str) -> str | None:
+    """The HMAC of a key; None where it was revoked."""
+    return session.exec(select(ApiKey.key_hash).where(ApiKey.id == key_id, col(ApiKey.revoked_at).is_(None))).first()
+
+
 def find_principal(session: Session, key_hash: str) -> Principal | None:
     """The owner of a key that is not revoked, by the key's HMAC, for ``auth``."""
     row = session.exec(select(ApiKey).where(ApiKey.key_hash == key_hash, col(ApiKey.revoked_at).is_(None))).first()
@@ -182,11 +187,11 @@ def _grant(row: ApiKey) -> KeyGrant | None:
     return KeyGrant(key_id=row.id, tenant_id=row.tenant_id, scopes=tuple(row.scopes), limits=_limits(row))
 
 
-def _set(limits: KeyLimitsBody | None) -> dict[str, int]:
+def _set(limits: KeyLimitsBody | None) -> dict[str, object]:
     """The limits that are set."""
     named = {} if limits is None else msgspec.structs.asdict(limits)
     return {name: limit for name, limit in named.items() if limit is not None}
 
 
 def _limits(row: ApiKey) -> KeyLimits | None:
-    return None if row.limits is None else KeyLimits(**row.limits)
+    return None if row.limits is None else msgspec.convert(row.limits, KeyLimits)

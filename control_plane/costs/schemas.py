@@ -103,7 +103,14 @@ class ModelEconomicsView(msgspec.Struct, frozen=True, kw_only=True):
     break_even_full_use_nanos: Annotated[
         int | None, about("Nanodollars for a million tokens if replicas were always busy; null without tokens.")
     ]
-    saving: Annotated[SavingView, about("Own cost beside an outside price.")]
+    saving: Annotated[
+        SavingView,
+        about(
+            "Own cost beside an outside price: what a provider charged on average for a token of its model whose "
+            "prompts are counted like this one's, else the newest price that was entered. Same tokenizer, not same "
+            "quality."
+        ),
+    ]
     unfitted_hours: Annotated[int, about("Hours that were shared out before a cost function was fitted.")]
     flagged_hours: Annotated[int, about("Hours in which predicted over measured time was outside 0.8 to 1.25.")]
 

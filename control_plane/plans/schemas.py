@@ -10,7 +10,7 @@ import msgspec
 
 from billing.prices.card import GeneralPrice, PriceCard
 from core import fields
-from core.contracts.grants import Limits
+from core.contracts.grants import Limits, ServiceClass
 from core.fields import about
 
 Rate = Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)]
@@ -34,9 +34,13 @@ _BOUNDS: Final[Mapping[str, Any]] = {
     "pinned_adapters": Annotated[int, msgspec.Meta(ge=0, le=100_000)],  # kept in replicas' host memory
     "input_tokens_per_minute": Rate,
     "output_tokens_per_minute": Rate,
+    "gpu_seconds_per_minute": Annotated[int, msgspec.Meta(gt=0, le=1_000_000)],
+    "gpu_seconds_per_month": Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000)],
     "spend_nanos_per_month": Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000_000)],
     "weight": Annotated[int, msgspec.Meta(ge=1, le=1000)],
     "tier": Annotated[int, msgspec.Meta(ge=0, le=9)],
+    "service_classes": Annotated[tuple[ServiceClass, ...], msgspec.Meta(min_length=1, max_length=3)],
+    "batch_tokens": Annotated[int, msgspec.Meta(gt=0, le=1_000_000_000_000)],
 }
 """Bounds of the limits in requests. Gateways read limits without bounds, so that a bound may be changed."""
 

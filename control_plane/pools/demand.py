@@ -6,6 +6,7 @@ Then there are no signals, and the caller keeps what it has.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from fractions import Fraction
 from typing import Final, cast
 
 from redis import Redis
@@ -13,7 +14,7 @@ from redis import Redis
 from control_plane.pools.models import PoolRow
 from control_plane.pools.planner import PoolSignals
 from core import redis_keys
-from core.contracts.demand import GatewayDemand, read_demand
+from core.contracts.demand import GatewayDemand, WaitingDemand, read_demand
 from core.contracts.replicas import ReplicaStatus
 from core.rank_classes import class_for
 
@@ -73,27 +74,35 @@ def _signals(
     held_pages: int,
     reports: Sequence[GatewayDemand],
 ) -> PoolSignals:
-    """Requests wait for a placement group. Of several pools of a group, each takes an equal part."""
-    same_base = [each.rank_max for each in pools if each.base_model == pool.base_model]
     waiting = [
-        demand
-        for report in reports
-        for demand in report.waiting
-        if demand.base_model == pool.base_model and class_for(demand.rank, same_base) == pool.rank_max
+        (demand, part) for report in reports for demand in report.waiting if (part := _part(pool, pools, demand)) > 0
     ]
-    parts = same_base.count(pool.rank_max)
     served = [demand for report in reports for demand in report.served if demand.pool == pool.name]
-    adapters = {name for wait in waiting for name in wait.adapters} | {name for run in served for name in run.adapters}
+    adapters = {name for wait, _ in waiting for name in wait.adapters}
+    adapters |= {name for run in served for name in run.adapters}
     return PoolSignals(
         ready=len(ready),
         pages_per_replica=min((status.pages_total for status in ready), default=0),
         slots_per_replica=min((status.slots for status in ready), default=0),
         held_pages=held_pages,
-        waiting_pages=math.ceil(sum(demand.pages for demand in waiting) / parts),
-        waiting_requests=math.ceil(sum(demand.requests for demand in waiting) / parts),
+        waiting_pages=math.ceil(sum(demand.pages * part for demand, part in waiting)),
+        waiting_requests=math.ceil(sum(demand.requests * part for demand, part in waiting)),
         adapters=len(adapters),
         input_tokens_per_s=sum(demand.input_tokens_per_s for demand in served),
         output_tokens_per_s=sum(demand.output_tokens_per_s for demand in served),
         ttft_p95_ms=max((demand.ttft_p95_ms for demand in served if demand.ttft_p95_ms is not None), default=None),
         itl_p95_ms=max((demand.itl_p95_ms for demand in served if demand.itl_p95_ms is not None), default=None),
     )
+
+
+def _part(pool: PoolRow, pools: Collection[PoolRow], demand: WaitingDemand) -> Fraction:
+    """The part of these requests that waits for this pool. They wait for the placement group of their rank among the
+    pools that serve them; of several pools of a group, each takes an equal part.
+    """
+    able = [
+        each.rank_max for each in pools if each.base_model == pool.base_model and each.name not in demand.closed_pools
+    ]
+    waits = demand.base_model == pool.base_model and pool.name not in demand.closed_pools
+    if not waits or class_for(demand.rank, able) != pool.rank_max:
+        return Fraction(0)
+    return Fraction(1, able.count(pool.rank_max))

@@ -27,6 +27,7 @@ class PoolRow(SQLModel, table=True):
         CheckConstraint("replicas_min >= 0 AND replicas_min <= replicas_max", name="replicas_ordered"),
         CheckConstraint("ttft_target_ms > 0", name="ttft_target_positive"),
         CheckConstraint("itl_target_ms > 0", name="itl_target_positive"),
+        CheckConstraint("tokens_min <= tokens_max", name="tokens_ordered"),
         ForeignKeyConstraint(["name", "revision"], ["pool_revisions.pool", "pool_revisions.number"], use_alter=True),
     )
 
@@ -39,6 +40,10 @@ class PoolRow(SQLModel, table=True):
     revision: int | None = Field(default=None, sa_type=BigInteger)
     ttft_target_ms: int | None = Field(default=None, sa_type=BigInteger)
     itl_target_ms: int | None = Field(default=None, sa_type=BigInteger)
+    service_classes: list[str] | None = Field(default=None, sa_type=JSONB(none_as_null=True))
+    tenants: list[str] | None = Field(default=None, sa_type=JSONB(none_as_null=True))
+    tokens_min: int | None = Field(default=None, sa_type=BigInteger)
+    tokens_max: int | None = Field(default=None, sa_type=BigInteger)
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 
 from core import fields
+from core.contracts.grants import ServiceClass
 from core.fields import about
 
 PoolName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}(?!\n)$"), about("Name of the pool.")]
@@ -15,6 +16,17 @@ _Max = Annotated[_Replicas, about("Most replicas.")]
 _TargetMs = Annotated[int, msgspec.Meta(ge=1, le=600_000)]
 _Ttft = about("Milliseconds to the first token that 95 % of streams should stay below; null for no target.")
 _Itl = about("Milliseconds between two tokens that 95 % of streams should stay below; null for no target.")
+_Classes = Annotated[
+    Annotated[tuple[ServiceClass, ...], msgspec.Meta(min_length=1, max_length=3)] | None,
+    about("Classes of service that it serves; null for all."),
+]
+_Tenants = Annotated[
+    Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=1_000)] | None,
+    about("Ids of the tenants whose dedicated capacity it is; null for all tenants."),
+]
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=16_777_216)]
+_TokensMin = Annotated[_Tokens | None, about("Fewest tokens of prompt and answer of a request; null for no bound.")]
+_TokensMax = Annotated[_Tokens | None, about("Most tokens of prompt and answer of a request; null for no bound.")]
 _Hardware = Annotated[
     str,
     msgspec.Meta(max_length=100, pattern=fields.ONE_LINE_OR_EMPTY, description="Machines that it runs on."),
@@ -45,6 +57,10 @@ class NewPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     replicas_max: _Max = 1
     ttft_target_ms: Annotated[_TargetMs | None, _Ttft] = None
     itl_target_ms: Annotated[_TargetMs | None, _Itl] = None
+    service_classes: _Classes = None
+    tenants: _Tenants = None
+    tokens_min: _TokensMin = None
+    tokens_max: _TokensMax = None
 
 
 class PoolPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +71,10 @@ class PoolPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     replicas_max: _Max | msgspec.UnsetType = msgspec.UNSET
     ttft_target_ms: Annotated[_TargetMs | None, _Ttft] | msgspec.UnsetType = msgspec.UNSET
     itl_target_ms: Annotated[_TargetMs | None, _Itl] | msgspec.UnsetType = msgspec.UNSET
+    service_classes: _Classes | msgspec.UnsetType = msgspec.UNSET
+    tenants: _Tenants | msgspec.UnsetType = msgspec.UNSET
+    tokens_min: _TokensMin | msgspec.UnsetType = msgspec.UNSET
+    tokens_max: _TokensMax | msgspec.UnsetType = msgspec.UNSET
 
 
 class NewPoolRevision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,6 +112,10 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     replicas_max: Annotated[int, about("Most replicas.")]
     ttft_target_ms: Annotated[int | None, _Ttft]
     itl_target_ms: Annotated[int | None, _Itl]
+    service_classes: _Classes
+    tenants: _Tenants
+    tokens_min: _TokensMin
+    tokens_max: _TokensMax
     revision: Annotated[int | None, about("Number of the revision in force; null before the first.")]
     replicas_wanted: Annotated[int, about("Replicas that placers keep running now. What does not report has no place.")]
     replicas: Annotated[tuple[PoolReplicas, ...], about("Live replicas, by revision and state.")]

@@ -26,7 +26,9 @@ from control_plane.pools.schemas import (
     PoolRevisionView,
     PoolView,
 )
+from control_plane.publishing.outbox import publish_change
 from control_plane.registry import base_models
+from control_plane.tenants.models import Tenant
 from core import redis_keys
 from core.contracts.fleet import read_wanted
 from core.contracts.pool_revisions import PoolRevision, settings_of
@@ -48,9 +50,16 @@ def create(session: Session, new: NewPool, *, principal: Principal) -> PoolView:
             code="base_model_not_found",
             param="base_model",
         )
+    if base_models.is_outside(session, new.base_model):
+        raise InvalidRequest(
+            f"base_model: an outside provider serves {new.base_model!r}, so it has no replicas. Name a model of yours.",
+            code="base_model_is_outside",
+            param="base_model",
+        )
     if new.rank_max not in VLLM_RANKS:
         raise InvalidRequest(f"rank_max: use one of {', '.join(map(str, VLLM_RANKS))}.", param="rank_max")
     _require_ordered(new.replicas_min, new.replicas_max)
+    _require_known_audience(session, new.tenants, new.tokens_min, new.tokens_max)
     if len(session.exec(select(PoolRow.name).limit(_POOLS_MAX)).all()) == _POOLS_MAX:
         raise Conflict(f"There are {_POOLS_MAX} pools, which is the most.", code="too_many_pools")
     pool = PoolRow(**msgspec.structs.asdict(new))
@@ -61,18 +70,21 @@ def create(session: Session, new: NewPool, *, principal: Principal) -> PoolView:
         raise Conflict(
             f"name: there is a pool {new.name!r}. Choose another name.", code="pool_exists", param="name"
         ) from error
+    publish_change(session, "pools", pool.name)
     audited(session, principal, "pool.created", pool.name, details=new)
     return _view(session, pool, (), 0)
 
 
 def change(session: Session, redis: Redis, name: str, patch: PoolPatch, *, principal: Principal) -> PoolView:
-    """Change a pool's hardware label and bounds. Raises NotFound and InvalidRequest."""
+    """Change a pool's hardware label, its bounds, and whom it serves. Raises NotFound and InvalidRequest."""
     pool = _locked(session, name)
     for field, value in msgspec.structs.asdict(patch).items():
         if value is not msgspec.UNSET:
             setattr(pool, field, value)
     _require_ordered(pool.replicas_min, pool.replicas_max)
+    _require_known_audience(session, pool.tenants, pool.tokens_min, pool.tokens_max)
     session.add(pool)
+    publish_change(session, "pools", name)
     audited(session, principal, "pool.changed", name, details=patch)
     return _live_view(session, redis, pool)
 
@@ -119,7 +131,9 @@ def add_revision(session: Session, name: str, new: NewPoolRevision, *, principal
     for field, value in (("weights", weights), ("engine", engine)):
         if not value:
             raise InvalidRequest(f"{field}: the first revision of a pool needs it.", code="missing_field", param=field)
-    known = newest.settings if newest else {"engine_rank_max": pool.rank_max, "engine_dtype": "bfloat16"}
+    task = base_models.spec_of(session, pool.base_model).task
+    first: dict[str, int | str] = {"engine_rank_max": pool.rank_max, "engine_dtype": "bfloat16", "engine_task": task}
+    known = newest.settings if newest else first
     kept = {field: value for field, value in known.items() if field in EngineSettings.model_fields}
     settings = _settings(kept | new.settings)
     if settings["engine_dtype"] == "auto":
@@ -131,6 +145,11 @@ def add_revision(session: Session, name: str, new: NewPoolRevision, *, principal
         raise InvalidRequest(
             f"settings.engine_rank_max: the pool's rank class is {pool.rank_max}. Make another pool for another class.",
             param="settings.engine_rank_max",
+        )
+    if settings["engine_task"] != task:
+        raise InvalidRequest(
+            f"settings.engine_task: the base model's task is {task}. Leave the setting out.",
+            param="settings.engine_task",
         )
     revision = PoolRevision(base_model=pool.base_model, weights=weights, engine=engine, settings=settings)
     same = session.exec(
@@ -214,6 +233,23 @@ def _require_ordered(least: int, most: int) -> None:
         raise InvalidRequest(
             f"replicas_min: {least} is more than replicas_max, {most}. Lower one or raise the other.",
             param="replicas_min",
+        )
+
+
+def _require_known_audience(
+    session: Session, tenants: Sequence[str] | None, tokens_min: int | None, tokens_max: int | None
+) -> None:
+    if tokens_min is not None and tokens_max is not None and tokens_min > tokens_max:
+        raise InvalidRequest(
+            f"tokens_min: {tokens_min} is more than tokens_max, {tokens_max}. Lower one or raise the other.",
+            param="tokens_min",
+        )
+    known = session.exec(select(Tenant.id).where(col(Tenant.id).in_(tenants or ()))).all()
+    if unknown := sorted({*(tenants or ())} - {*known}):
+        raise InvalidRequest(
+            f"tenants: there is no tenant {unknown[0][:100]!r}. GET /api/v1/admin/tenants lists them.",
+            code="tenant_not_found",
+            param="tenants",
         )
 
 

@@ -29,7 +29,9 @@ from core.snapshot_signing import (
     read_root,
 )
 
-KINDS: tuple[SnapshotKind, ...] = ("tenants", "keys", "base_models", "adapters", "revocations", "pins", "cordons")
+KINDS: tuple[SnapshotKind, ...] = (
+    "tenants", "keys", "base_models", "pools", "groups", "adapters", "revocations", "pins", "cordons",
+)  # fmt: skip
 _STAGING_EXPIRES_S = 600
 
 
@@ -201,7 +203,7 @@ def _write_root(
     published_at_ms: int,
     signer: SnapshotSigner,
 ) -> None:
-    digests = {kind: found.digest for kind, found in hashes.items()}
+    digests: dict[str, str] = {kind: found.digest for kind, found in hashes.items()}
     root = msgspec.json.encode(
         SnapshotRoot(epoch=at.epoch, generation=at.generation, published_at_ms=published_at_ms, digests=digests)
     )

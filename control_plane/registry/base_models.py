@@ -1,9 +1,10 @@
 """Registers base models and reads them. Their shapes never change, because adapters depend on them."""
 
+import base64
 import hashlib
 import zlib
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from sqlalchemy.exc import IntegrityError
@@ -14,10 +15,11 @@ from control_plane.audit import service as audit
 from control_plane.paging import Page, page_of
 from control_plane.publishing.outbox import publish_change
 from control_plane.registry import base_model_names
-from control_plane.registry.models import Adapter, BaseModel
+from control_plane.registry.models import Adapter, BaseModel, Provider, ProviderModel
 from control_plane.registry.schemas import BaseModelView, NewBaseModel
 from core import clock
-from core.contracts.routes import BaseModelRoute
+from core.contracts.routes import BaseModelRoute, GpuTime, ProviderKind, ProviderRoute
+from core.contracts.usage import TokenCosts
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.struct_types import view_of
 
@@ -114,12 +116,18 @@ def exists(session: Session, base_model: str) -> bool:
     return session.get(BaseModel, base_model) is not None
 
 
+def is_outside(session: Session, base_model: str) -> bool:
+    """Whether an outside provider serves this base model: it has no replicas, no pools and no adapters."""
+    return session.get(ProviderModel, base_model) is not None
+
+
 def resolve(session: Session, name: str) -> str:
     """The id of the base model with this id, Hub name or further name. A path, as trainers on a local copy write it,
-    means the base model that its last part names, or the only one that there is; the shapes decide later. Raises
-    InvalidRequest.
+    means the base model that its last part names, or the only one that there is; the shapes decide later. An outside
+    provider's model has no adapters, so none is found. Raises InvalidRequest.
     """
-    owners = base_model_names.owners(session)
+    outside = set(session.exec(select(ProviderModel.base_model)))
+    owners = {known: owner for known, owner in base_model_names.owners(session).items() if owner not in outside}
     last = name.replace("\\", "/").rstrip("/").rpartition("/")[2].casefold()
     ids = sorted(set(owners.values()))
     is_path = is_local_path(name)
@@ -148,14 +156,14 @@ def spec_of(session: Session, base_model: str) -> BaseModelSpec:
 def route(session: Session, base_model: str) -> tuple[BaseModelRoute, bytes] | None:
     """The published form of a model and its tokenizer's bytes. None for an unknown model."""
     row = session.get(BaseModel, base_model)
-    return _route(row) if row else None
+    return _route(session, row) if row else None
 
 
 def all_routes(session: Session) -> Iterator[tuple[str, BaseModelRoute, bytes]]:
     """The published form and the tokenizer of every model, by id."""
     for base_model in session.exec(select(BaseModel.id)).all():
         row = session.get_one(BaseModel, base_model)
-        yield (row.id, *_route(row))
+        yield (row.id, *_route(session, row))
         session.expunge(row)
 
 
@@ -163,7 +171,7 @@ def _spec(row: BaseModel) -> BaseModelSpec:
     return msgspec.json.decode(zlib.decompress(row.spec_zlib), type=BaseModelSpec)
 
 
-def _route(row: BaseModel) -> tuple[BaseModelRoute, bytes]:
+def _route(session: Session, row: BaseModel) -> tuple[BaseModelRoute, bytes]:
     spec = _spec(row)
     published = BaseModelRoute(
         id=row.id,
@@ -175,8 +183,31 @@ def _route(row: BaseModel) -> tuple[BaseModelRoute, bytes]:
         bos_token=spec.bos_token,
         eos_token=spec.eos_token,
         created_at_ms=clock.to_ms(row.created_at),
+        task=spec.task,
+        gpu_time=GpuTime(input_token_us=row.input_token_us, output_token_us=row.output_token_us),
+        provider=_provider(session, row.id),
     )
     return published, spec.tokenizer_json.encode()
+
+
+def _provider(session: Session, base_model: str) -> ProviderRoute | None:
+    found = session.exec(select(ProviderModel, Provider).join(Provider).where(ProviderModel.base_model == base_model))
+    if (pair := found.first()) is None:
+        return None
+    model, provider = pair
+    return ProviderRoute(
+        provider_id=provider.id,
+        kind=cast("ProviderKind", provider.kind),
+        url=provider.url,
+        model=model.model,
+        sealed_key=base64.b64encode(provider.sealed_key).decode(),
+        requests_max=provider.requests_max,
+        margin_percent=model.margin_percent,
+        costs=TokenCosts(
+            input_nanos=model.input_nanos, cached_input_nanos=model.cached_input_nanos, output_nanos=model.output_nanos
+        ),
+        spend_nanos_per_month=provider.spend_nanos_per_month,
+    )
 
 
 def _require_valid(new: NewBaseModel) -> None:

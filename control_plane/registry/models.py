@@ -1,4 +1,6 @@
-"""Tables of the registry room: base models, adapters, their aliases, revisions and announced files, and revocations."""
+"""Tables of the registry room: base models, outside providers, adapters, their aliases, revisions and announced files,
+and revocations.
+"""
 
 from datetime import datetime
 from typing import Any
@@ -14,7 +16,7 @@ from core.ids import new_id
 class BaseModel(SQLModel, table=True):
     """A model that adapters are trained on. ``spec_zlib`` is the compressed JSON of
     ``adapters.base_model_spec.BaseModelSpec``, including tokenizer and template; the other columns repeat the fields
-    that are queried often. Only context length and ranks change.
+    that are queried often. Only context length and ranks change, and the measured GPU time of a token.
     """
 
     __tablename__ = "base_models"
@@ -27,6 +29,8 @@ class BaseModel(SQLModel, table=True):
     spec_zlib: bytes = Field(sa_type=LargeBinary)
     spec_sha256: str = Field(sa_type=Text, description="SHA-256 of the spec's canonical JSON; equal for equal specs.")
     created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+    input_token_us: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
+    output_token_us: int = Field(default=0, sa_type=BigInteger, sa_column_kwargs={"server_default": "0"})
 
 
 class BaseModelName(SQLModel, table=True):
@@ -37,6 +41,48 @@ class BaseModelName(SQLModel, table=True):
     key: str = Field(primary_key=True, sa_type=Text)
     name: str = Field(sa_type=Text)
     base_model: str = Field(foreign_key="base_models.id", index=True, sa_type=Text)
+
+
+class Provider(SQLModel, table=True):
+    """An outside provider of models. ``sealed_key`` is its API key, encrypted for its id (``core.sealed_secrets``)."""
+
+    __tablename__ = "providers"
+    __table_args__ = (
+        CheckConstraint("kind IN ('openai', 'anthropic', 'openai_compatible')", name="kind_known"),
+        CheckConstraint("requests_max >= 0 AND spend_nanos_per_month >= 0", name="limits_not_negative"),
+    )
+
+    id: str = Field(default_factory=lambda: new_id("prv"), primary_key=True, sa_type=Text)
+    name: str = Field(unique=True, sa_type=Text)
+    kind: str = Field(sa_type=Text)
+    url: str = Field(sa_type=Text)
+    sealed_key: bytes = Field(sa_type=LargeBinary)
+    requests_max: int = Field(sa_type=BigInteger)
+    spend_nanos_per_month: int | None = Field(default=None, sa_type=BigInteger)
+    created_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
+
+
+class ProviderModel(SQLModel, table=True):
+    """A base model that an outside provider serves, under its name ``model``. ``counts_like`` is the base model whose
+    tokenizer and template count its prompts. Costs are nanodollars for a token.
+    """
+
+    __tablename__ = "provider_models"
+    __table_args__ = (
+        CheckConstraint("margin_percent BETWEEN 0 AND 100", name="margin_possible"),
+        CheckConstraint(
+            "input_nanos >= 0 AND cached_input_nanos >= 0 AND output_nanos >= 0", name="costs_not_negative"
+        ),
+    )
+
+    base_model: str = Field(foreign_key="base_models.id", primary_key=True, sa_type=Text)
+    provider_id: str = Field(foreign_key="providers.id", index=True, sa_type=Text)
+    model: str = Field(sa_type=Text)
+    counts_like: str = Field(foreign_key="base_models.id", sa_type=Text)
+    margin_percent: int = Field(sa_type=BigInteger)
+    input_nanos: int = Field(sa_type=BigInteger)
+    cached_input_nanos: int = Field(sa_type=BigInteger)
+    output_nanos: int = Field(sa_type=BigInteger)
 
 
 class Adapter(SQLModel, table=True):

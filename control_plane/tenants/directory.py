@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import or_
 from sqlmodel import Session, col, select
 
-from billing.costs import report
+from billing.costs import owned_costs
 from billing.limits import spend_limits
 from billing.limits.views import SpendLimitView
 from billing.notifications import endpoints
@@ -80,7 +80,7 @@ def _with_month(session: Session, tenants: Sequence[TenantView]) -> list[ListedT
     ids = [tenant.id for tenant in tenants]
     now = database_now(session)
     used = months.month_uses(session, ids, now)
-    costs = report.costs_of_tenants(session, ids, since=month_start(now))
+    costs = owned_costs.costs_of_tenants(session, ids, since=month_start(now))
     own_limits = spend_limits.limits_of(session, ids)
     return [
         ListedTenant(

@@ -21,7 +21,7 @@ from core import clock, redis_keys
 from core.contracts.grants import Limits
 from core.db import unit_of_work
 from core.periods import Bucket
-from core.quota_state import FIELDS, HELD_FIELDS, LevelState, read_level, without_expired
+from core.quota_state import FIELDS, HELD_FIELDS, LevelState, read_level, whole_seconds, without_expired
 
 EXPIRED_MAX: Final = 1000  # expired leases that no gateway has swept yet; gateways sweep within seconds
 
@@ -147,6 +147,7 @@ def quota_view(level: LevelState, *, limits: Limits, adapters: int) -> QuotaView
         "tokens": limits.tokens_per_minute,
         "input": limits.input_tokens_per_minute,
         "output": limits.output_tokens_per_minute,
+        "gpu": limits.gpu_seconds_per_minute,
     }
     used = {rate: 0 if limit is None else level.used_of(rate, limit) for rate, limit in by_rate.items()}
     return QuotaView(
@@ -158,6 +159,8 @@ def quota_view(level: LevelState, *, limits: Limits, adapters: int) -> QuotaView
             output_tokens_per_minute=used["output"],
             tokens_per_month=level.tokens_this_month,
             spend_nanos_per_month=level.spent_this_month_nanos,
+            gpu_seconds_per_minute=used["gpu"],
+            gpu_seconds_per_month=whole_seconds(level.gpu_this_month_us),
             adapters=adapters,
         ),
         held=QuotaHeld(
@@ -165,5 +168,6 @@ def quota_view(level: LevelState, *, limits: Limits, adapters: int) -> QuotaView
             kv_pages=level.kv_pages,
             tokens=level.tokens_held,
             spend_nanos=level.spend_held_nanos,
+            gpu_seconds=whole_seconds(level.gpu_held_us),
         ),
     )

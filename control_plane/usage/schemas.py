@@ -23,16 +23,21 @@ class QuotaUsed(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_minute: Annotated[int, about("Generated tokens of the last minute; 0 without a limit.")]
     tokens_per_month: Annotated[int, about("Tokens of this UTC month.")]
     spend_nanos_per_month: Annotated[int, about("Nanodollars of this UTC month.")]
+    gpu_seconds_per_minute: Annotated[int, about("GPU-seconds of the last minute; 0 without a limit.")]
+    gpu_seconds_per_month: Annotated[int, about("GPU-seconds of this UTC month, a begun second counted.")]
     adapters: Annotated[int, fields.ADAPTERS]
 
 
 class QuotaHeld(msgspec.Struct, frozen=True, kw_only=True):
-    """Reservations of running requests. ``tokens`` and ``spend_nanos`` also count against the month."""
+    """Reservations of running requests. ``tokens``, ``spend_nanos`` and ``gpu_seconds`` also
+    count against the month.
+    """
 
     concurrent_requests: Annotated[int, fields.CONCURRENT_REQUESTS]
     kv_pages: Annotated[int, fields.KV_PAGES]
     tokens: Annotated[int, about("Tokens that running requests may use.")]
     spend_nanos: Annotated[int, about("Nanodollars that running requests may cost.")]
+    gpu_seconds: Annotated[int, about("GPU-seconds that running requests may take, a begun second counted.")]
 
 
 class QuotaView(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +51,7 @@ class QuotaView(msgspec.Struct, frozen=True, kw_only=True):
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Usage of one bucket, or of one group in a bucket. ``adapter_id`` and ``revision`` are "" for the base model
     itself. ``input_tokens`` includes ``cached_tokens`` and ``aborted_prefill_tokens``. ``service`` is present only when
-    grouped by revision.
+    grouped by revision or by class of service.
     """
 
     start: Annotated[datetime, fields.START]
@@ -63,7 +68,10 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     base_model: Annotated[str | None, fields.BASE_MODEL] = None
     key_id: Annotated[str | None, fields.KEY_ID] = None
     revision: Annotated[str | None, fields.REVISION] = None
-    service: Annotated[Service | None, about("Latencies and outcomes; only when grouped by revision.")] = None
+    service_class: Annotated[str | None, fields.SERVICE_CLASS] = None
+    service: Annotated[
+        Service | None, about("Latencies, outcomes and goals; only when grouped by revision or class of service.")
+    ] = None
 
 
 class UsageView(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,12 @@ def create(session: Session, new: NewAdapter, *, tenant_id: str, actor: str, unr
             f"name: {new.name!r} is the id of a base model. Choose another name.", code="invalid_name", param="name"
         )
     base_model = base_models.resolve(session, new.base_model)
+    if base_models.spec_of(session, base_model).task == "embed":
+        raise InvalidRequest(
+            f"base_model: {base_model!r} makes embeddings, and takes no adapters. Choose one that generates text.",
+            code="base_model_takes_no_adapters",
+            param="base_model",
+        )
     tenants.lock(session, tenant_id)
     if (full := full_plan(session, tenant_id)) is not None:
         raise Forbidden(f"adapters: {full}", code="adapter_quota_exceeded")

@@ -22,6 +22,7 @@ from control_plane.publishing.outbox_relay import OutboxRelay
 from control_plane.settings import ControlSettings, WebSettings
 from core import db, redis_keys
 from core.contracts.grants import TenantGrant
+from core.provider_settings import ProviderSettings
 from core.settings import RedisSettings
 from tests.fixtures.control_plane.api import Api, ApiServers, Tenant, control_settings, running_api
 from tests.fixtures.control_plane.every_write import EveryWrite
@@ -31,6 +32,7 @@ from tests.fixtures.snapshot_keys import SIGNER
 from tests.fixtures.uploads.peft_adapters import tiny_base
 
 NOTIFICATIONS_KEY = "key-of-the-tests"
+PROVIDER_SECRET = "secret-of-the-tests"
 ANNOUNCED = [
     {"path": "adapter_config.json", "size_bytes": 400, "sha256": "0" * 64},
     {"path": "adapter_model.safetensors", "size_bytes": 4000, "sha256": "1" * 64},
@@ -124,6 +126,7 @@ def walk(module_postgres_settings, redis_server, s3_settings) -> Iterator[EveryW
             notifications_resolve_ms=200,
             deployment="one-machine",
         ),
+        providers=ProviderSettings(provider_secret=SecretStr(PROVIDER_SECRET), provider_inward_hosts=("127.0.0.1:9",)),
     )
     with contextlib.ExitStack() as opened:
         engine = db.connect(module_postgres_settings)

@@ -35,7 +35,9 @@ def test_the_quota_shows_gateways_holds_and_counts(api, redis):
     }  # fmt: skip
     redis.hset(redis_keys.tenant_quota(tenant.id), mapping=fields)
     quota = tenant.http.get("/api/v1/quota").json()
-    assert quota["held"] == with_dollars({"concurrent_requests": 2, "kv_pages": 70, "tokens": 56, "spend_nanos": 0})
+    assert quota["held"] == with_dollars(
+        {"concurrent_requests": 2, "kv_pages": 70, "tokens": 56, "gpu_seconds": 0, "spend_nanos": 0}
+    )
     assert quota["used"]["tokens_per_month"] == 1234
     assert 250 <= quota["used"]["requests_per_minute"] <= 300, "30 s of a minute whose limit is 600"
 

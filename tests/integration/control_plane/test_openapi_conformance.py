@@ -28,6 +28,9 @@ NOT_IN_A_SCHEMA = {
     "base_model_not_found",
     "pool_not_found",
     "pool_mismatch",
+    "member_not_found",
+    "member_is_a_group",
+    "invalid_group",
     "idempotency_key_reused",
     "invalid_price_card",
     "invalid_webhook_address",
@@ -36,6 +39,10 @@ NOT_IN_A_SCHEMA = {
     "invalid_confirmation_code",
     "webhook_host_not_found",
     "webhook_address_not_public",
+    "invalid_provider_url",
+    "provider_host_not_found",
+    "provider_address_not_public",
+    "base_model_is_outside",
     ("GET", "/api/v1/audit-events", "end"),  # later than start
     ("GET", "/api/v1/admin/audit-events", "end"),
     ("POST", "/api/v1/admin/pools", "rank_max"),
@@ -76,6 +83,9 @@ NOT_IN_A_SCHEMA = {
     ("GET", "/api/v1/admin/costs/focus.csv", "end"),
     "refund_exceeds_unspent",
     ("POST", "/api/v1/spend-limits", "subject_id"),
+    ("POST", "/v1/files"),  # a form, which the document does not describe
+    "file_not_found",
+    ("POST", "/v1/batch"),  # the bodies of requests
     ("PATCH", "/api/v1/admin/tenants/{tenant_id}/spending", "auto_top_up"),
     ("POST", "/api/v1/admin/tenants/{tenant_id}/credits", "amount_nanos"),
     ("POST", "/api/v1/admin/tenants/{tenant_id}/credits", "effective_from"),

@@ -46,8 +46,10 @@ def report(redis, *waiting: WaitingDemand, gateway: str = "gw_1", served: tuple[
     redis.set(redis_keys.gateway_demand(gateway), msgspec.json.encode(GatewayDemand(waiting=waiting, served=served)))
 
 
-def asks(base, *, requests: int = 1, pages: int = 10, rank: int = 0) -> WaitingDemand:
-    return WaitingDemand(base_model=base.id, rank=rank, requests=requests, pages=pages)
+def asks(
+    base, *, requests: int = 1, pages: int = 10, rank: int = 0, closed_pools: tuple[str, ...] = ()
+) -> WaitingDemand:
+    return WaitingDemand(base_model=base.id, rank=rank, requests=requests, pages=pages, closed_pools=closed_pools)
 
 
 def entry(redis, pool: str = "chat") -> WantedPool:
@@ -131,6 +133,18 @@ def test_waiting_requests_ask_the_smallest_pools_that_may_grow_and_serve_them(ap
     report(redis, asks(base, rank=16))
     fleet.run_once()
     assert count(redis, "large") == 1
+
+
+def test_requests_that_a_pool_does_not_serve_ask_the_other_pools(api, redis, base, fleet):
+    make(api, base, "nightly", least=0, most=5, rank_max=8)
+    make(api, base, "chat", least=0, most=5, rank_max=8)
+    make(api, base, "large", least=0, most=5, rank_max=64)
+    report(redis, asks(base, rank=8, closed_pools=("nightly",)))
+    fleet.run_once()
+    assert [count(redis, name) for name in ("nightly", "chat", "large")] == [0, 1, 0]
+    report(redis, asks(base, rank=8, closed_pools=("nightly", "chat")))
+    fleet.run_once()
+    assert [count(redis, name) for name in ("nightly", "large")] == [0, 1]
 
 
 def test_latencies_and_rates_of_all_gateways_are_signals_of_their_pool(api, redis, base, fleet, pool):

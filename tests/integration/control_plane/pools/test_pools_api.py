@@ -2,10 +2,15 @@
 
 import msgspec
 import pytest
+from sqlmodel import select
 
+from control_plane.pools import routes
+from control_plane.publishing.models import OutboxChange
 from core import redis_keys
 from core.contracts.fleet import WantedPool, WantedRevision
 from core.contracts.pool_revisions import PoolRevision, settings_of
+from core.contracts.routes import PoolRoute
+from core.db import unit_of_work
 from core.engine_settings import EngineSettings
 from tests.fixtures.control_plane.registry_rows import beat
 
@@ -80,6 +85,11 @@ def test_a_pool_shows_what_its_replicas_run_and_goes_back_by_naming_an_older_rev
         ({"replicas_max": 10_001}, "replicas_max"),
         ({"hardware": "H100\0"}, "hardware"),
         ({"region": "eu"}, "region"),
+        ({"service_classes": []}, "service_classes"),
+        ({"service_classes": ["gold"]}, "service_classes[0]"),
+        ({"tenants": ["tn_none"]}, "tenants"),
+        ({"tokens_min": 9, "tokens_max": 8}, "tokens_min"),
+        ({"tokens_max": 0}, "tokens_max"),
     ],
 )
 def test_a_wrong_pool_is_refused_by_its_field(api, base, body, param):
@@ -139,3 +149,25 @@ def test_a_pool_shows_how_many_replicas_placers_keep_running(api, redis, pool):
     entry = WantedPool(pool="chat", revisions=tuple(revisions))
     redis.hset(redis_keys.FLEET_WANTED, "chat", msgspec.json.encode(entry))
     assert api.admin.get(ROOT).json()["data"][0]["replicas_wanted"] == 3
+
+
+def test_whom_a_pool_serves_is_published_and_taken_back(api, engine, base, pool):
+    def published() -> list[PoolRoute]:
+        with unit_of_work(engine) as session:
+            return [value for _, value in routes.all_routes(session)]
+
+    assert published() == [], "it serves all"
+    tenant_id = api.tenant().id
+    narrow = {"service_classes": ["batch"], "tenants": [tenant_id], "tokens_min": 1_000, "tokens_max": 2_000}
+    changed = api.admin.patch(f"{ROOT}/chat", json=narrow).raise_for_status().json()
+    assert {name: changed[name] for name in narrow} == narrow
+    assert published() == [
+        PoolRoute(
+            base_model=base.id, service_classes=("batch",), tenants=(tenant_id,), tokens_min=1_000, tokens_max=2_000
+        )
+    ]
+    api.admin.patch(f"{ROOT}/chat", json=dict.fromkeys(narrow)).raise_for_status()
+    assert published() == []
+    with unit_of_work(engine) as session:
+        kinds = session.exec(select(OutboxChange.kind).where(OutboxChange.field == "chat")).all()
+    assert kinds == ["pools"] * 3

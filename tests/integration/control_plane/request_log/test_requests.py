@@ -49,8 +49,9 @@ def test_a_row_says_why_a_request_was_slow(redis, store, reader):
     assert row == LoggedRequest(
         request_id=event.request_id, time=clock.from_ms(event.settled_at_ms - 1000), outcome="done", tenant_id="tn_a",
         key_id="key_a", model="bot", base_model="base", adapter_id="ad_a", revision_id="rev_a", pool="main",
-        replica_id="rep_one", service_tier="default", adapter_tier="store", prompt_tokens=10,
-        cached_tokens=0, completion_tokens=5, wait_ms=40, load_ms=200, prefill_ms=60, ttft_ms=300, itl_p95_ms=9,
+        replica_id="rep_one", service_tier="default", service_class="interactive", adapter_tier="store",
+        prompt_tokens=10, cached_tokens=0, completion_tokens=5, wait_ms=40, load_ms=200, prefill_ms=60, ttft_ms=300,
+        itl_p95_ms=9,
         whole_ms=1000, finish_reason="stop", price_nanos=7,
     )  # fmt: skip
 

@@ -90,5 +90,7 @@ def test_an_expired_hold_is_not_shown_as_held(api, redis):
         held = {"pages": 4, "input": 20, "output": 5, "nanos": 0}
         redis.hset(redis_keys.reservation(tenant.id, request_id), mapping=held)
     shown = tenant.http.get("/api/v1/quota").json()
-    assert shown["held"] == with_dollars({"concurrent_requests": 1, "kv_pages": 5, "tokens": 25, "spend_nanos": 0})
+    assert shown["held"] == with_dollars(
+        {"concurrent_requests": 1, "kv_pages": 5, "tokens": 25, "gpu_seconds": 0, "spend_nanos": 0}
+    )
     assert shown["limits"] == with_dollars(LIMITS)
