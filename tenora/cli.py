@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tenora.base_models.command import base_models
+from tenora.batches.command import batches
 from tenora.command_line import CommandLine, json_option, show
 from tenora.control_access import Access, tenant_key_option, url_option, with_client
 from tenora.fleet.command import fleet, top
@@ -182,6 +183,7 @@ def delete_adapter(access: Access, name: str, *, yes: bool) -> None:
 
 
 main.add_command(base_models)
+main.add_command(batches)
 main.add_command(fleet)
 main.add_command(pools)
 main.add_command(ray_placer)

@@ -50,6 +50,9 @@ def list_base_models(access: Access) -> None:
 @click.option("--hub-name", help="Its name on the Hub, ORG/MODEL, which adapters name; by default as config.json says.")
 @click.option("--context-tokens", type=click.IntRange(64), help="Longest prompt plus output that its replicas serve.")
 @click.option("--rank-max", type=click.Choice(list(map(str, VLLM_RANKS))), help="Largest rank that its replicas serve.")
+@click.option(
+    "--task", type=click.Choice(["generate", "embed"]), default="generate", show_default=True, help="What it is for."
+)
 @json_option
 @click.pass_obj
 def add_base_model(
@@ -60,6 +63,7 @@ def add_base_model(
     hub_name: str | None,
     context_tokens: int | None,
     rank_max: str | None,
+    task: str,
 ) -> None:
     """Check the checkpoint in FOLDER and register it as a base model. The same command again changes nothing."""
     import msgspec
@@ -78,7 +82,7 @@ def add_base_model(
     if context_tokens is not None and context_tokens > spec.context_tokens:
         raise click.ClickException(f"--context-tokens: the model was trained for at most {spec.context_tokens}")
     served = msgspec.structs.replace(
-        spec, context_tokens=min(spec.context_tokens, context), rank_max=rank, rank_classes=(rank,)
+        spec, context_tokens=min(spec.context_tokens, context), rank_max=rank, rank_classes=(rank,), task=task
     )
 
     def register(client: Any) -> None:  # a ControlPlaneClient, imported late
@@ -89,6 +93,7 @@ def add_base_model(
             "TENORA_MODEL_PATH": str(folder.absolute()),
             "TENORA_ENGINE_CONTEXT_TOKENS": str(served.context_tokens),
             "TENORA_ENGINE_RANK_MAX": str(rank),
+            "TENORA_ENGINE_TASK": task,
             "TENORA_ENGINE_PORT": str(free_port()),
         }
         facts = f"registered {model_id} ({made['hub_name']}): context {served.context_tokens}, rank up to {rank}"

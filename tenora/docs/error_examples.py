@@ -51,6 +51,7 @@ EXAMPLES: Final = {
     "encoding_not_allowed": "content-encoding is gzip. Send the JSON uncompressed.",
     "engine_refused": "GET /tenora/v1/adapters: invalid answer of the engine: Expected `array`, got `object`",
     "engine_worker_unreachable": "the engine's worker closed the connection",
+    "file_deleted": "The input file does not exist any more. Upload it again.",
     "file_empty": "is empty; upload it again",
     "file_missing": "is missing; a PEFT adapter is adapter_config.json and adapter_model.safetensors",
     "format_not_allowed": "is a pickle; save the adapter as safetensors",
@@ -96,8 +97,11 @@ EXAMPLES: Final = {
     "rate_limit_exceeded": "The plan allows 60 requests per minute",
     "repeated_parameter": "search: given more than once. Send it once.",
     "replica_failed": "The replica failed before its first token.",
+    "request_ended": "A request with this id ended; its answer is not stored.",
     "request_exceeds_replica": "The request may take 300 KV pages, and the largest replica has 256; lower max_tokens "
     "or n, or shorten the prompt.",
+    "request_not_run": "No answer to this line is stored.",
+    "request_settled": "A request with this id ended; its answer is not stored.",
     "request_timeout": "The body did not arrive within 30 s.",
     "request_too_large": "The body is larger than 1048576 bytes.",
     "revision_not_found": "revision: 'shop-voice' has no revision '01J9ZK'. List its revisions with GET "
@@ -120,7 +124,10 @@ EXAMPLES: Final = {
     "again",
     "tensor_name_invalid": "has a tensor named \"a/b\"; names are letters, digits, '_', '-' and '.', at most 256 "
     "characters: save the file again",
+    "token_limit_exceeded": "The lines may take about 250000 tokens; the plan allows 200000 in batches that have not "
+    "ended, and 150000 are left. Wait until a batch has ended, or split this one.",
     "tokenizer_unavailable": "The tokenizer of `smollm2-135m-instruct` is not available; try again in 2 s.",
+    "too_many_lines": "The file has more than 50000 lines. Split it into several batches.",
     "too_many_long_requests": "The gateway queues at most 16 long requests of one tenant. Retry in 1 s.",
     "too_many_open_uploads": "revisions: 10 uploads are open, the limit is 10. Complete them, or wait until they "
     "expire.",

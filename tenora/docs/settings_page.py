@@ -11,10 +11,19 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from adapters.settings import StoreSettings
 from billing.worker import WORKER_PARTS
+from control_plane.batches.settings import BatchWorkerSettings
 from control_plane.pools.settings import FleetSettings
-from control_plane.settings import CONTROL_PARTS
-from core.settings import Fragment, PostgresSettings, RedisSettings, TelemetrySettings
+from control_plane.settings import CONTROL_PARTS, BatchSettings
+from core.settings import (
+    Fragment,
+    KeySettings,
+    PostgresSettings,
+    RedisSettings,
+    S3Settings,
+    TelemetrySettings,
+)
 from data_plane.engine.settings import REPLICA_PARTS
 from data_plane.gateway.settings import GatewaySettings
 from tenora.ray_placer.settings import RayPlacerSettings
@@ -36,6 +45,19 @@ PROCESSES: Final = (
     Process(
         "Fleet", "python -m control_plane fleet", (FleetSettings, PostgresSettings, RedisSettings, TelemetrySettings)
     ),
+    Process(
+        "Batch",
+        "python -m control_plane batch",
+        (
+            BatchWorkerSettings,
+            BatchSettings,
+            KeySettings,
+            S3Settings,
+            StoreSettings,
+            PostgresSettings,
+            TelemetrySettings,
+        ),
+    ),
     Process("Billing worker", "python -m billing worker", WORKER_PARTS),
     Process("Replica", "python -m data_plane replica", REPLICA_PARTS),
     Process("Ray placer", "tenora ray-placer", (RayPlacerSettings,)),
@@ -51,8 +73,11 @@ MUST_SET: Final = {
     "s3_secret_key": "The same.",
     "snapshot_signing_key": "The private key of `python -m control_plane signing-key`, for the control plane's worker.",
     "snapshot_public_keys": "The public key of the same pair, for gateways and replicas.",
+    "gateway_url": "The address of the gateways, to which the batch process sends lines.",
+    "control_url": "The address of the control plane, for gateways that serve files and batches.",
     "key_pepper": "One secret (16+ characters) for control plane and gateways. Losing it invalidates every API key.",
     "notifications_key": "One secret (16+ characters) for control plane and billing worker, if tenants get alerts.",
+    "provider_secret": "One secret (16+ characters) for control plane and gateways, if outside providers serve models.",
     "notifications_email_from": "The sender of alerts by e-mail, with the mail server in `TENORA_SMTP_…`.",
     "salt_secret": "One secret of 16 characters or more for every gateway. It keeps the tenants' prefix caches apart.",
     "engine_key": "One secret of 16 characters or more for every gateway and replica.",

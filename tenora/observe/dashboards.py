@@ -97,6 +97,19 @@ _QUEUE_REFUSALS: Final = _one(
     "Refusals of the queue", "ops", "sum by (reason) (rate(tenora_gateway_queue_refusals_total[5m]))", "{{reason}}"
 )
 _OUTCOMES: Final = _one("Outcomes", "ops", "sum by (outcome) (rate(tenora_gateway_outcomes_total[5m]))", "{{outcome}}")
+_ROUTES: Final = _one(
+    "Requests of groups of models",
+    "ops",
+    "sum by (rule, reason) (rate(tenora_gateway_routed_requests_total[5m]))",
+    "{{rule}} {{reason}}",
+)
+_ESCALATIONS: Final = _one(
+    "First answers of cascades that were replaced",
+    "percentunit",
+    "sum by (cause) (rate(tenora_gateway_escalations_total[5m]))"
+    ' / on () group_left () sum(rate(tenora_gateway_routed_requests_total{reason="first"}[5m]))',
+    "{{cause}}",
+)
 _BURN: Final = _one(
     "Error budget burn, 1 h (1 spends it exactly)", "short", "sli:tenora_error_budget_burn:rate1h", "{{sli}}"
 )
@@ -144,7 +157,7 @@ _FLEET: Final = Dashboard(
     "Tenora: fleet",
     (
         _BURN, _FIRST_TOKEN, _ITL, _phase("Whole requests", "whole"), _QUEUE, _REFUSALS, _OUTCOMES, _REPLICAS, _KV_USED,
-        _TOKENS, _PREFIX_HITS, _TIERS,
+        _TOKENS, _PREFIX_HITS, _TIERS, _ROUTES, _ESCALATIONS,
     ),
 )  # fmt: skip
 _PANELS: Final = {

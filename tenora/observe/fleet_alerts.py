@@ -158,6 +158,18 @@ _FLEET: Final = (
         do="Compare the digests of the base model's tokenizer, and register the base model again.",
     ),
     AlertRule(
+        name="CascadesEscalate",
+        title="Cascades escalate too often",
+        expr='sum(rate(tenora_gateway_routed_requests_total{reason="bounded"}[15m])) > 0',
+        wait="15m",
+        see="Groups of the rule `cascade` use their last member alone, because too many first answers were replaced. "
+        "Their answers have `x-route-reason: bounded`.",
+        why="Requests became harder, the first member changed or fails, or `threshold_percent` asks too much of it.",
+        do="`tenora_gateway_escalations_total` has the causes, and the request log has the groups (`route_reason` is "
+        "`escalated`). Lower the group's `threshold_percent`, train its first member, or call the last one alone: a "
+        "cascade that replaces most answers costs more than its last member.",
+    ),
+    AlertRule(
         name="RequestLogLate",
         title="The request log is late",
         expr="tenora_control_request_log_lag_seconds > 60 or increase(tenora_control_request_log_lost_total[5m]) > 0",

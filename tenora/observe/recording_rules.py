@@ -13,12 +13,14 @@ FIRST_TOKEN: Final = 0.99
 """Share of streams whose first token comes within ``FIRST_TOKEN_S``."""
 FIRST_TOKEN_S: Final = 2.5
 BURN_WINDOWS: Final = ("5m", "30m", "1h", "6h")
-_COMPLETIONS: Final = 'route=~"/v1/(chat/completions|completions|messages)"'
+_IN_TIME: Final = 'service_class!="batch"'
+"""Batch requests wait for all others, so they are in no percentile and no objective of time."""
+_COMPLETIONS: Final = 'route=~"/v1/(chat/completions|completions|embeddings|messages)"'
 _OF_POOL: Final = "* on (job, instance) group_left (pool) tenora_replica_info"
 
 
 def _phases(quantile: str) -> str:
-    rate = "sum by (le, phase, pool) (rate(tenora_gateway_phase_seconds_bucket[5m]))"
+    rate = "sum by (le, phase, pool) (rate(tenora_gateway_phase_seconds_bucket{" + _IN_TIME + "}[5m]))"
     return f"histogram_quantile({quantile}, {rate})"
 
 
@@ -28,8 +30,8 @@ def _unavailable(window: str) -> str:
 
 
 def _late(window: str) -> str:
-    early = f'sum(rate(tenora_gateway_phase_seconds_bucket{{phase="ttft",le="{FIRST_TOKEN_S}"}}[{window}]))'
-    return f'1 - {early} / sum(rate(tenora_gateway_phase_seconds_count{{phase="ttft"}}[{window}]))'
+    early = f'sum(rate(tenora_gateway_phase_seconds_bucket{{{_IN_TIME},phase="ttft",le="{FIRST_TOKEN_S}"}}[{window}]))'
+    return f'1 - {early} / sum(rate(tenora_gateway_phase_seconds_count{{{_IN_TIME},phase="ttft"}}[{window}]))'
 
 
 def _burn(sli: str, errors: str, objective: float, window: str) -> RecordingRule:

@@ -78,6 +78,33 @@ def change(
 
 @pools.command()
 @click.argument("pool")
+@click.option("--class", "classes", multiple=True, help="A class of service: near_real_time, interactive or batch.")
+@click.option("--tenant", "tenants", multiple=True, help="Id of a tenant whose dedicated capacity the pool is.")
+@click.option("--tokens-min", type=click.IntRange(1), help="Fewest tokens of prompt and answer of a request.")
+@click.option("--tokens-max", type=click.IntRange(1), help="Most tokens of prompt and answer of a request.")
+@json_option
+@click.pass_obj
+def serve(
+    access: Access,
+    pool: str,
+    *,
+    classes: tuple[str, ...],
+    tenants: tuple[str, ...],
+    tokens_min: int | None,
+    tokens_max: int | None,
+) -> None:
+    """Say whom a pool serves: what is not given is not restricted, so without options it serves all."""
+    body = {
+        "service_classes": classes or None,
+        "tenants": tenants or None,
+        "tokens_min": tokens_min,
+        "tokens_max": tokens_max,
+    }
+    send(access, "PATCH", _path(pool), body, _line)
+
+
+@pools.command()
+@click.argument("pool")
 @click.option("--weights", help="Digest that `tenora base-models push` printed.")
 @click.option("--engine", help='Engine with its version and device, such as "vllm 0.32.0 gpu".')
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, such as engine_slots=16.")

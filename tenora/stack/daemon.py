@@ -40,6 +40,11 @@ def is_up(settings: StackSettings) -> bool:
     return run.exists() and (is_held(run / "supervise.lock") or is_held(run / "guard.lock"))
 
 
+def is_supervised(settings: StackSettings) -> bool:
+    """Whether a supervisor is alive: without one, nothing keeps the state that the last one wrote."""
+    return is_held(run_folder(settings) / "supervise.lock")
+
+
 def start(settings: StackSettings) -> None:
     """Start supervisor and guard in the background and return at once."""
     run = run_folder(settings)

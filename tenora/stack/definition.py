@@ -23,7 +23,7 @@ from tenora.settings import StackSettings
 from tenora.stack import embedded_servers
 from tenora.stack.base_model import MODEL_ID
 from tenora.stack.embedded_servers import Server
-from tenora.stack.local_placer import ReplicaCopy
+from tenora.stack.local_placer import ReplicaCopy, cores_of
 from tenora.stack.program import Program, answers
 from tenora.stack.secrets_file import Secrets
 from tenora.stack.supervisor import DRAIN_ENDS_S
@@ -40,6 +40,7 @@ _POSTGRES, _REDIS, _PEPPER = "TENORA_POSTGRES_DSN", "TENORA_REDIS_URL", "TENORA_
 _S3_KEY, _S3_SECRET = "TENORA_S3_ACCESS_KEY", "TENORA_S3_SECRET_KEY"
 _SALT, _ENGINE, _SIGNING = "TENORA_SALT_SECRET", "TENORA_ENGINE_KEY", "TENORA_SNAPSHOT_SIGNING_KEY"
 _NOTIFICATIONS, _SMTP = "TENORA_NOTIFICATIONS_KEY", "TENORA_SMTP_PASSWORD"
+_PROVIDERS = "TENORA_PROVIDER_SECRET"
 _STRIPE_KEY, _STRIPE_WEBHOOK = "TENORA_STRIPE_API_KEY", "TENORA_STRIPE_WEBHOOK_SECRET"
 _OTLP_HEADERS = "TENORA_OTLP_HEADERS"
 _CONTROL_PLANE = (_POSTGRES, _REDIS, _PEPPER, _S3_KEY, _S3_SECRET)
@@ -47,18 +48,20 @@ _KNOWN_TO: Mapping[str, tuple[str, ...]] = {
     "migrate": (_POSTGRES,),
     "admin-key": (_POSTGRES, _PEPPER),
     "publish": (*_CONTROL_PLANE, _SIGNING),
-    "web": (*_CONTROL_PLANE, _NOTIFICATIONS, _STRIPE_WEBHOOK),
+    "web": (*_CONTROL_PLANE, _NOTIFICATIONS, _PROVIDERS, _STRIPE_WEBHOOK),
     "worker": (*_CONTROL_PLANE, _SIGNING),
     "fleet": (_POSTGRES, _REDIS),
+    "batch": (_POSTGRES, _PEPPER, _S3_KEY, _S3_SECRET),
     "base-model": (),  # it reads the admin key's file
     "billing": (_POSTGRES, _REDIS, _NOTIFICATIONS, _SMTP, _STRIPE_KEY),
-    "gateway": (_REDIS, _PEPPER, _SALT, _ENGINE, _OTLP_HEADERS),
+    "gateway": (_REDIS, _PEPPER, _SALT, _ENGINE, _PROVIDERS, _OTLP_HEADERS),
     "replica": (_REDIS, _S3_KEY, _S3_SECRET, _ENGINE),
     STRIPE_SIMULATOR: (_STRIPE_WEBHOOK,),
 }
 """The secrets that each program needs."""
 _SECRETS = (
-    *_CONTROL_PLANE, _SALT, _ENGINE, _SIGNING, _NOTIFICATIONS, _SMTP, _STRIPE_KEY, _STRIPE_WEBHOOK, _OTLP_HEADERS,
+    *_CONTROL_PLANE, _SALT, _ENGINE, _SIGNING, _NOTIFICATIONS, _PROVIDERS, _SMTP, _STRIPE_KEY, _STRIPE_WEBHOOK,
+    _OTLP_HEADERS,
 )  # fmt: skip
 _POSTGRES_ROLES = {
     "admin-key": database_roles.WEB,
@@ -66,6 +69,7 @@ _POSTGRES_ROLES = {
     "publish": database_roles.WORKER,
     "worker": database_roles.WORKER,
     "fleet": database_roles.WORKER,
+    "batch": database_roles.WORKER,
     "billing": database_roles.BILLING,
 }
 """The role of each program; the owner of the tables migrates."""
@@ -152,6 +156,7 @@ class Stack:
             "TENORA_S3_CHECKSUM_HEADER": "false",  # rclone verifies no checksums, and its CORS headers do not allow one
             "TENORA_GATEWAY_PORT": str(self._settings.gateway_port),
             "TENORA_CONTROL_PORT": str(self._settings.control_port),
+            "TENORA_GATEWAY_URL": self.addresses.gateway_url,
             "TENORA_JOURNAL_DIR": str(self.home / "journal"),
             "TENORA_CACHE_DIR": str(self.home / "cache"),
             "TENORA_MODEL_CACHE_DIR": str(self.home / "model-cache"),
@@ -185,6 +190,7 @@ class Stack:
             _S3_SECRET: secrets.s3_read_secret_key if reads_only else secrets.s3_secret_key,
             _PEPPER: secrets.key_pepper,
             _NOTIFICATIONS: secrets.notifications_key,
+            _PROVIDERS: secrets.provider_secret,
             _SALT: secrets.salt_secret,
             _ENGINE: secrets.engine_key,
             _SIGNING: secrets.snapshot_signing_key,
@@ -223,6 +229,7 @@ class Stack:
             ),
             self._part("worker", ("control_plane", "worker"), needs=web_needs),
             self._part("fleet", ("control_plane", "fleet"), needs=web_needs),
+            self._part("batch", ("control_plane", "batch"), needs=("admin-key", "s3"), stop_s=20),
             self._step("base-model", ("tenora", "register-base-model"), needs=("web",)),
             self._part("billing", ("billing", "worker"), needs=("migrate", "valkey")),
             self._part(
@@ -231,7 +238,11 @@ class Stack:
                 needs=("publish",),
                 ready_url=f"{self.addresses.gateway_url}/readyz",
                 # The engine shares these cores, so a reservation may take longer than on separate machines.
-                env={"TENORA_GATEWAY_DRAIN_S": str(_GATEWAY_DRAIN_S), "TENORA_RESERVE_DEADLINE_MS": "1000"},
+                env={
+                    "TENORA_GATEWAY_DRAIN_S": str(_GATEWAY_DRAIN_S),
+                    "TENORA_RESERVE_DEADLINE_MS": "1000",
+                    "TENORA_CONTROL_URL": self.addresses.control_url,
+                },
                 stop_s=_GATEWAY_DRAIN_S + 30,  # after the drain it aborts, counts and settles the running requests
             ),
             *([self._stripe_simulator()] if self._simulates_stripe else []),
@@ -378,15 +389,6 @@ def has_started(metrics_port: int) -> bool:
 def replica_names(replicas: int) -> list[str]:
     """The programs of so many replicas."""
     return ["replica", *(f"replica-{number}" for number in range(2, replicas + 1))]
-
-
-def cores_of(number: int, replicas: int, cores: Sequence[int]) -> str:
-    """The cores of one of several replicas, from 0, as vLLM takes them: an equal share, or one core in turn where there
-    are more replicas than cores.
-    """
-    share = len(cores) // replicas
-    mine = cores[number * share : (number + 1) * share] if share else [cores[number % len(cores)]]
-    return ",".join(map(str, mine))
 
 
 def _withheld(program: str) -> frozenset[str]:

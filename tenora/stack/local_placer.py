@@ -7,7 +7,7 @@ Redis, and a Redis that does not answer, change nothing.
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -89,3 +89,12 @@ class WantedPools:
                 except (redis.RedisError, OSError):
                     continue  # Valkey starts or restarts
                 self._pools = self._pools | {pool.pool: pool for pool in map(read_wanted, found.values()) if pool}
+
+
+def cores_of(number: int, replicas: int, cores: Sequence[int]) -> str:
+    """The cores of one of several replicas, from 0, as vLLM takes them: an equal share, or one core in turn where there
+    are more replicas than cores.
+    """
+    share = len(cores) // replicas
+    mine = cores[number * share : (number + 1) * share] if share else [cores[number % len(cores)]]
+    return ",".join(map(str, mine))

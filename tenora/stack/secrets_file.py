@@ -23,6 +23,7 @@ PORTS: Final = (
     "web_metrics",
     "worker_metrics",
     "fleet_metrics",
+    "batch_metrics",
     "billing_metrics",
     "gateway_metrics",
     "stripe_simulator",
@@ -45,6 +46,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
     s3_read_secret_key: str
     key_pepper: str
     notifications_key: str
+    provider_secret: str
     snapshot_signing_key: str
     salt_secret: str
     engine_key: str

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tenora.settings import StackSettings
-from tenora.stack.daemon import is_up, run_folder
+from tenora.stack.daemon import is_supervised, is_up, run_folder
 from tenora.stack.definition import STRIPE_SIMULATOR, Stack
 from tenora.stack.secrets_file import load_ports, load_secrets
 
@@ -25,8 +25,9 @@ def gateway_metrics_ports(settings: StackSettings) -> range:
 
 
 def read_status(settings: StackSettings, *, secrets: bool = False) -> dict[str, Any]:
-    """The status as one JSON-able dict. ``ready`` is True only when every program is up and a replica has generated.
-    Only with ``secrets`` has it the admin key and the passwords in the addresses of Postgres and Redis.
+    """The status as one JSON-able dict. ``ready`` is True only when a supervisor lives, every program is up and a
+    replica has generated. Only with ``secrets`` has it the admin key and the passwords in the addresses of Postgres and
+    Redis.
     """
     nothing: dict[str, Any] = {"ready": False, "programs": {}, "replicas": [], "home": str(settings.root)}
     if not is_up(settings):
@@ -48,7 +49,8 @@ def read_status(settings: StackSettings, *, secrets: bool = False) -> dict[str, 
     key_file = stack.admin_key_file
     admin_key = {"admin_key": key_file.read_text().strip()} if secrets and key_file.exists() else {}
     return {
-        "ready": all(program["state"] in ("ready", "done") for program in programs.values())
+        "ready": is_supervised(settings)
+        and all(program["state"] in ("ready", "done") for program in programs.values())
         and any(replica["state"] == "ready" for replica in replicas),
         **addresses,
         **admin_key,

@@ -252,6 +252,8 @@ def end_leftovers(state_file: Path) -> None:
         programs = json.loads(state_file.read_text())["programs"]
     except (OSError, ValueError, KeyError):
         return
+    ending = {name: record | {"state": "stopping"} for name, record in programs.items()}
+    replace_text(state_file, json.dumps({"programs": ending}))  # its pids stay, for the case that this process dies too
     # A pid is trusted only while it still leads a group in which our own home is in the environment.
     groups = [
         record["pid"] for record in programs.values() if record["pid"] and _is_ours(record["pid"], state_file.parent)

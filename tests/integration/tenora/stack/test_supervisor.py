@@ -143,6 +143,8 @@ def test_leftovers_of_a_killed_supervisor_are_ended_but_strangers_are_not(run_fo
     end_leftovers(run_folder / "state.json")
     assert ours.wait(5) == -signal.SIGTERM
     assert stranger.poll() is None
+    left = json.loads((run_folder / "state.json").read_text())["programs"]
+    assert left == {name: record | {"state": "stopping"} for name, record in records.items()}, "nothing is ready"
     stranger.kill()
     stranger.wait()
 
