@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-fleet test test-unit test-profile test-clients test-deploy test-prometheus test-ray soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
+.PHONY: help setup demo demo-fleet demo-serving test test-unit test-profile test-clients test-deploy test-prometheus test-ray soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
 PYTHON ?= python3.11
 export TENORA_FLAVOR ?= cpu
 # uv leaves bytecode to the first run. A machine that never writes it pays 8 s of CPU time in each process that imports vLLM.
@@ -20,6 +20,9 @@ demo: setup ## the main job end to end: two tenants, two fine-tunes, one replica
 
 demo-fleet: setup ## a pool on a local Ray cluster: a spike, a lost node, another revision, and back to one replica (installs Ray)
 	@sh requirements/ray.sh && $(BIN)/python -m benchmarks.demo_fleet
+
+demo-serving: setup ## a batch behind chats, a classified and an escalated answer, an overflow, a provider's outage; two real engines
+	@$(BIN)/python -m benchmarks.demo_serving
 
 test: setup ## what a change must pass: unit, integration and one real vLLM, with a kill of a store, a gateway and an engine
 	@$(PYTEST) -n $(TEST_WORKERS) --no-loadscope-reorder
@@ -62,7 +65,7 @@ up: setup ## the whole platform on this machine, until Ctrl-C
 down: ## stop what `tenora up --detach` started
 	@$(BIN)/tenora down
 
-bench: setup ## adapters' price, 1,000 of them, the gateway beside its peers, 10,000 streams, fairness, placement, the request log, an idle stack (90 minutes, 2 quiet cores)
+bench: setup ## adapters' price, 1,000 of them, the gateway beside its peers, 10,000 streams, fairness, placement, routing, the request log, an idle stack (90 minutes, 2 quiet cores)
 	@mkdir -p .tenora/benchmarks; missed=0; run() { $(BIN)/python -m "benchmarks.$$@" || missed=1; }; \
 	  run lora.tax --json .tenora/benchmarks/lora_tax.json; \
 	  run lora.multilora --out .tenora/benchmarks/multilora; \
@@ -71,7 +74,9 @@ bench: setup ## adapters' price, 1,000 of them, the gateway beside its peers, 10
 	  run streams --json .tenora/benchmarks/streams.json; \
 	  run fairness --json .tenora/benchmarks/fairness.json; \
 	  run fairness --gateways 2 --json .tenora/benchmarks/fairness_of_two.json; \
+	  run batches --json .tenora/benchmarks/batches.json; \
 	  run placement --out .tenora/benchmarks/placement_sim.json; \
+	  run routing --plot .tenora/benchmarks/routing.svg; \
 	  run billing --json .tenora/benchmarks/billing.json; \
 	  run request_log --json .tenora/benchmarks/request_log.json; \
 	  run observability --json .tenora/benchmarks/observability.json; \

@@ -8,7 +8,6 @@ billing.
 
 import shutil
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ import openai
 import redis
 
 from adapters.base_model_spec import describe
+from benchmarks.scene import Scene, check
 from billing.reconciliation import runs
 from core import db
 from core.settings import PostgresSettings
@@ -48,28 +48,6 @@ SETTINGS = {
     "TENORA_PLACES_POOLS": "false",  # Ray's placer does
     "TENORA_FLEET_SHRINK_AFTER_S": "15",
 }
-
-
-class Scene:
-    """Prints what happens, with the seconds since the beginning."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
-
-    def say(self, text: str) -> None:
-        click.echo(f"{self.seconds:6.1f} s  {text}")
-
-    @contextmanager
-    def step(self, text: str) -> Iterator[None]:
-        """Say what begins, and how long it took."""
-        self.say(f"{text} …")
-        began = time.monotonic()
-        yield
-        self.say(f"  done in {time.monotonic() - began:.1f} s")
 
 
 class Demo:
@@ -155,13 +133,6 @@ class Demo:
         closed = self.admin.post("/api/v1/admin/billing/close", {"until": "now"})["invoices"]
         whole = self.admin.get("/api/v1/admin/reconciliation")
         check(whole["ledger_tokens"] == whole["invoiced_tokens"] > 0, f"{len(closed)} invoices have every token")
-
-
-def check(is_true: bool, text: str) -> None:
-    """Print a promise with a mark, and end the demo where it is broken."""
-    click.echo(f"          {'✓' if is_true else '✗'} {text}")
-    if not is_true:
-        raise click.ClickException(text)
 
 
 def play(scene: Scene, demo: Demo, ray: RayCluster, checkpoint: Path, postgres_dsn: str) -> None:

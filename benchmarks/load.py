@@ -48,21 +48,25 @@ async def send(
     *,
     tenant: str = "",
     adapter: bool = False,
+    service_class: str = "",
     began: float | None = None,
 ) -> Answer:
-    """Request one streamed completion, refused or not. With ``adapter`` the request is as a gateway sends it to an
-    engine. ``began`` is when the load began, by ``time.perf_counter``. Raises aiohttp.ClientError.
+    """Request one completion, refused or not: a stream, unless the body says otherwise. With ``adapter`` the request is
+    as a gateway sends it to an engine. ``began`` is when the load began, by ``time.perf_counter``. Raises
+    aiohttp.ClientError.
     """
     headers = {"Authorization": f"Bearer {key}"}
     if adapter:
         headers |= {"x-tenora-adapter": body["model"], "x-tenora-tenant": tenant}
+    if service_class:
+        headers["x-tier"] = service_class
     sent, first, events, last, adapter_load = time.perf_counter(), 0.0, 0, b"{}", None
-    async with session.post(f"{url}/v1/completions", json={**body, "stream": True}, headers=headers) as response:
+    async with session.post(f"{url}/v1/completions", json={"stream": True, **body}, headers=headers) as response:
         async for line in response.content:
             if line.startswith(b": tenora-load "):
                 adapter_load = msgspec.json.decode(line.removeprefix(b": tenora-load "))
-            elif line.startswith(b"data: {"):
-                events, last = events + 1, line[6:]
+            elif line.startswith((b"data: {", b"{")):
+                events, last = events + 1, line.removeprefix(b"data: ")
                 first = first or time.perf_counter() - sent
     total_s = time.perf_counter() - sent
     usage = msgspec.json.decode(last).get("usage")
@@ -146,7 +150,8 @@ async def closed_loop(
 class TenantLoad:
     """One tenant's traffic: ``per_s`` requests per second at even gaps, or else ``at_once`` always in flight.
 
-    Its connections go to random gateways, or all to gateway number ``gateway``.
+    Its connections go to random gateways, or all to gateway number ``gateway``. Batch requests are answered in one
+    piece.
     """
 
     name: str
@@ -155,6 +160,7 @@ class TenantLoad:
     per_s: float = 0.0
     at_once: int = 0
     model: str = "tiny-chat"
+    service_class: str = ""
 
 
 class TenantsLoad:
@@ -202,7 +208,10 @@ class TenantsLoad:
     async def _ask(self, session: aiohttp.ClientSession, tenant: TenantLoad, began: float, url: str) -> Answer:
         prompt = f"{self._prompt} {random.randrange(1000)}"  # it decides the witness's answer
         body = {"model": tenant.model, "prompt": prompt, "max_tokens": self._max_tokens}
-        answer = await send(session, url, tenant.key, body, tenant=tenant.name, began=began)
+        body["stream"] = tenant.service_class != "batch"
+        answer = await send(
+            session, url, tenant.key, body, tenant=tenant.name, service_class=tenant.service_class, began=began
+        )
         self.answers.append(answer)
         return answer
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from benchmarks.goals import report
 from benchmarks.load import quantile
 from benchmarks.placement.replicas import Fleet, Model, Request, SimReplica
 from benchmarks.trace import Arrival, TraceShape, draw
@@ -199,10 +200,7 @@ def main(replicas: int, slots: int, chosen: tuple[str, ...], trace: Path | None,
     goals = judged(results)
     written = {"replicas": replicas, "slots": slots, "shape": shape, "rules": results, "goals": goals}
     out.write_text(json.dumps(written, indent=1))
-    for goal, row in goals.items():
-        click.echo(f"{'met   ' if row['met'] else 'MISSED'} {row['seen']:>8} ({row['goal']})  {goal}")
-    if not all(row["met"] for row in goals.values()):
-        raise SystemExit(1)
+    report(goals)
 
 
 if __name__ == "__main__":

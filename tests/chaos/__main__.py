@@ -18,7 +18,8 @@ import pytest
 from control_plane import operations
 from tenora.stack import embedded_servers
 from tenora.stack.program import free_port
-from tests.chaos import control, fixture, kills, ledger_check, matrix, report
+from tests.chaos import batches, control, fixture, kills, ledger_check, matrix, report
+from tests.chaos.batches import BatchResult
 from tests.chaos.control import ControlResult
 from tests.chaos.platform import Platform, platform
 from tests.chaos.report import Closing, KillResult, RowResult
@@ -40,16 +41,15 @@ def main() -> int:
         row_results = list(_rows(made, rows))
         kill_results = list(_kills(made, [kills.VICTIMS[name] for name in given.victims], given.seed, given.instants))
         closing = _close(made)
-        victims = [control.VICTIMS[name] for name in given.control]
-        control_results = list(_control(made, victims, given.seed, given.instants))
+        controlled, batched = _control(made, given)
     took_s = time.monotonic() - began
-    text = report.markdown(row_results, kill_results, closing, control_results, seed=given.seed, took_s=took_s)
+    text = report.markdown(row_results, kill_results, closing, controlled, batched, seed=given.seed, took_s=took_s)
     if given.out is None:
         sys.stdout.write(text)
     else:
         given.out.write_text(text)
     broken = [one.row.id for one in row_results if one.failed]
-    broken += [one.victim.name for one in (*kill_results, *control_results) if one.problems]
+    broken += [one.victim.name for one in (*kill_results, *controlled, *batched) if one.problems]
     broken += ["the ledger"] if closing.problems else []
     _print(f"{took_s / 60:.1f} minutes; " + (f"BROKEN: {', '.join(broken)}" if broken else "every promise was kept"))
     return int(bool(broken))
@@ -60,6 +60,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--instants", type=int, default=40, help="kills of each process (default: %(default)s)")
     parser.add_argument("--victims", nargs="*", default=list(kills.VICTIMS), choices=kills.VICTIMS)
     parser.add_argument("--control", nargs="*", default=list(control.VICTIMS), choices=control.VICTIMS)
+    parser.add_argument("--batches", nargs="*", default=list(batches.VICTIMS), choices=batches.VICTIMS)
     parser.add_argument("--rows", nargs="*", help="rows of the matrix by id (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first instant (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="where to write the report")
@@ -116,21 +117,26 @@ def _kills(made: Platform, victims: list[kills.Victim], seed: int, instants: int
         yield total
 
 
-def _control(made: Platform, victims: list[kills.Victim], seed: int, instants: int) -> Iterator[ControlResult]:
+def _control(made: Platform, given: argparse.Namespace) -> tuple[list[ControlResult], list[BatchResult]]:
     """Run on another stack. The first stack is idle meanwhile."""
-    results = [ControlResult(victim) for victim in victims]
-    if not results:
-        return
+    controlled = [ControlResult(control.VICTIMS[name]) for name in given.control]
+    batched = [BatchResult(batches.VICTIMS[name]) for name in given.batches]
+    if not controlled and not batched:
+        return [], []
     try:
         with control.plane(made.folder / "control", made.engine.url.render_as_string(hide_password=False)) as plane:
-            for total in results:
-                count = total.victim.instants(instants)
-                for number in range(seed, seed + count):
+            for total in controlled:
+                count = total.victim.instants(given.instants)
+                for number in range(given.seed, given.seed + count):
                     control.run(plane, kills.Kill(total.victim, number), total)
-                    _print(f"{total.victim.name} {number + 1 - seed}/{count}: {total.line()}")
+                    _print(f"{total.victim.name} {number + 1 - given.seed}/{count}: {total.line()}")
+            for one in batched:
+                with batches.batch_process(plane):
+                    for _ in batches.run(plane, one, seed=given.seed, kills=given.instants):
+                        _print(f"{one.victim.name}: {one.line()}")
     except WRONG as error:
-        results[-1].problems.append(_summary(error))
-    yield from results
+        (batched or controlled)[-1].problems.append(_summary(error))
+    return controlled, batched
 
 
 def _close(made: Platform) -> Closing:

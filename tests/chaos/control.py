@@ -31,6 +31,7 @@ from tests.chaos.platform import Platform
 from tests.conftest import create_database, wait_until
 from tests.fixtures import processes
 from tests.fixtures.control_plane.api import PEPPER, Api, Tenant, control_settings
+from tests.fixtures.control_plane.two_gateways import AMPLE
 from tests.fixtures.control_plane.worker import environment
 from tests.fixtures.gateway.tiny_tokenizer import CHATML, tiny_route, tokenizer_json
 from tests.fixtures.uploads.peft_adapters import tiny_base
@@ -42,10 +43,6 @@ VICTIMS: Final = {one.name: one for one in (
     Victim("web", ("web",)), Victim("worker", ("worker",)), Victim("web+worker", ("web", "worker")),
 )}  # fmt: skip
 _ASKED_EACH_S: Final = 0.25  # between model lists, whose rate per tenant is limited
-_AMPLE: Final = {
-    "requests_per_minute": 1_000_000, "tokens_per_minute": 1_000_000_000, "concurrent_requests": 1000,
-    "kv_pages": 1_000_000, "tokens_per_month": 1_000_000_000,
-}  # fmt: skip
 
 
 @dataclass
@@ -53,6 +50,7 @@ class Plane:
     """The running stack, a tenant that streams, and another that changes its keys."""
 
     made: Platform
+    api: Api
     tenant: Tenant
     changing: Tenant
     gateway: str
@@ -119,10 +117,12 @@ def plane(folder: Path, postgres_url: str) -> Iterator[Plane]:
             tiny_base(id=route.id, hub_name=route.hub_name), tokenizer_json=tokenizer_json().decode(),
             chat_template=CHATML, bos_token=route.bos_token, eos_token=route.eos_token, vocab_size=route.vocab_size,
         )).raise_for_status()  # fmt: skip
-        tenant, changing = api.tenant(**_AMPLE), api.tenant(**_AMPLE)
+        tenant, changing = api.tenant(**AMPLE), api.tenant(**AMPLE)
         made.witness("rep_control")
         wait_until(lambda: api.anyone.get("/readyz").status_code == 200, timeout_s=60, what="the control plane")
-        yield Plane(made, tenant, changing, made.gateway("gw_control"))
+        # A batch's line that died with its gateway may run again after these times.
+        gateway = made.gateway("gw_control", control_url=url, lease_s=2, idempotency_lease_s=3)
+        yield Plane(made, api, tenant, changing, gateway)
 
 
 class _Changes:

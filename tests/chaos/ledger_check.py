@@ -20,7 +20,7 @@ _COLUMNS: Final = (
 )
 _SUMMED: Final = ("input_tokens", "aborted_prefill_tokens", "output_tokens", "amount_nanos", "due_nanos")
 _DUE: Final = {"input_tokens": "input_tokens", "output_tokens": "output_tokens", "amount_nanos": "due_nanos"}
-_HELD: Final = ("concurrent", "kv_pages", "month_held", "spend_held_nanos")
+_HELD: Final = ("concurrent", "kv_pages", "month_held", "spend_held_nanos", "gpu_held_us")
 
 
 def recorded(platform: Platform) -> dict[str, Record]:

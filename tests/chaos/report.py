@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from tests.chaos import control, kills, settings_table
+from tests.chaos import batches, control, kills, settings_table
+from tests.chaos.batches import BatchResult
 from tests.chaos.control import ControlResult
 from tests.chaos.kills import Kill, Victim
 from tests.chaos.load import CallResult
@@ -132,6 +133,17 @@ affected.
 | killed | kills | changes acknowledged | unanswered | streams | ended whole | broken promises |
 |---|---|---|---|---|---|---|
 """
+_BATCHES = """
+## Batches killed under their lines
+
+On the same stack, a batch process sends the lines of a batch, {at_once} at a time, through a gateway to a replica, and
+a billing worker keeps the ledger. A process is killed under them and starts again. Three promises are checked: each
+line is answered and billed once; the batch shows the tokens that the ledger has; and each token that the replica
+journaled is billed, or is a cost of the platform (*yielded*), but for up to 64 of a line whose gateway or replica died.
+
+| killed | kills | lines | lost | duplicated | tokens billed | yielded | in no record | broken promises |
+|---|---|---|---|---|---|---|---|---|
+"""
 _LIMITS = """
 ## What this does not show
 
@@ -157,6 +169,7 @@ def markdown(
     killed: Sequence[KillResult],
     closing: Closing,
     controlled: Sequence[ControlResult],
+    batched: Sequence[BatchResult],
     *,
     seed: int,
     took_s: float,
@@ -193,9 +206,17 @@ def markdown(
             for one in controlled
         ]
         lines += _broken(controlled)
+    if batched:
+        lines.append(_BATCHES.format(at_once=batches.AT_ONCE))
+        lines += [
+            f"| {one.victim.name} | {one.runs} | {one.lines} | {one.lost} | {one.duplicated} | {one.billed_tokens} | "
+            f"{one.yielded_tokens} | {one.unrecorded_tokens} | {len(one.problems)} |\n"
+            for one in batched
+        ]
+        lines += _broken(batched)
     return "".join([*lines, _LIMITS])
 
 
-def _broken(results: Sequence[KillResult | ControlResult]) -> list[str]:
+def _broken(results: Sequence[KillResult | ControlResult | BatchResult]) -> list[str]:
     problems = [f"- {one.victim.name}, {problem}\n" for one in results for problem in one.problems]
     return ["\nBroken promises:\n\n", *problems] if problems else []

@@ -3,6 +3,7 @@ platform runs the replicas of its pool, and moves them to another revision under
 """
 
 import json
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,11 +32,10 @@ def tenora(platform, *arguments: str) -> str:
     return ran.stdout
 
 
-def replicas(platform) -> list[dict]:
+def replicas(platform, pool: str = POOL) -> list[dict]:
     """The pool's replicas by revision and state."""
     with platform.admin() as admin:
-        (pool,) = admin.get("/api/v1/admin/pools").raise_for_status().json()["data"]
-    return pool["replicas"]
+        return admin.get(f"/api/v1/admin/pools/{pool}").raise_for_status().json()["replicas"]
 
 
 def one_of(revision: int) -> list[dict]:
@@ -50,16 +50,20 @@ def small(checkpoint, tmp_path_factory):
     return folder
 
 
+def serve(platform, folder, pool: str, base_model: str, hub_name: str, *options: str) -> None:
+    """A pool with one replica, which knows its base model by its digest alone."""
+    tenora(platform, "base-models", "add", str(folder), "--id", base_model, "--hub-name", hub_name, *options)
+    digest = tenora(platform, "base-models", "push", str(folder)).strip()
+    device, version = installed_engine()
+    tenora(platform, "pools", "create", pool, "--base-model", base_model)
+    tenora(platform, "pools", "revise", pool, "--weights", digest, "--engine", f"vllm {version} {device}")
+    tenora(platform, "pools", "use", pool, "1")
+    wait_until(lambda: replicas(platform, pool) == one_of(1), timeout_s=START_S, what=f"a replica of {pool}")
+
+
 @pytest.fixture(scope="module")
 def pool(platform, small):
-    """A pool with one replica, which knows its base model by its digest alone."""
-    tenora(platform, "base-models", "add", str(small), "--id", SMALL, "--hub-name", SMALL_HUB_NAME)
-    digest = tenora(platform, "base-models", "push", str(small)).strip()
-    device, version = installed_engine()
-    tenora(platform, "pools", "create", POOL, "--base-model", SMALL)
-    tenora(platform, "pools", "revise", POOL, "--weights", digest, "--engine", f"vllm {version} {device}")
-    tenora(platform, "pools", "use", POOL, "1")
-    wait_until(lambda: replicas(platform) == one_of(1), timeout_s=START_S, what="a replica of the pool")
+    serve(platform, small, POOL, SMALL, SMALL_HUB_NAME)
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +123,27 @@ def test_a_pool_moves_to_another_revision_and_back_without_breaking_a_stream(pla
     assert len(whole) > 6
     assert all(whole)
     assert platform.reconcile_when_settled()["unexplained_drift_tokens"] == before
+
+
+def test_a_pool_for_embeddings_embeds_from_the_base_models_hidden_states(platform, sdk, small):
+    """Not a trained embedding model: the small base model's own states, which tell equal texts from others."""
+    before = platform.reconcile_when_settled()["unexplained_drift_tokens"]
+    tenora(platform, "pools", "change", POOL, "--replicas", "0-0")
+    model = "smollm2-small-embed"
+    serve(platform, small, "embeddings", model, "tests/small-embed", "--task", "embed")
+    wait_until(lambda: model in {each.id for each in sdk.models.list()})
+    texts = ["The sea is blue.", "Invoices are due in ten days.", "The sea is blue."]
+    found = sdk.embeddings.create(model=model, input=texts)
+    sea, invoices, same = (each.embedding for each in found.data)
+    width = json.loads((small / "config.json").read_text())["hidden_size"]
+    assert {len(sea), len(invoices)} == {width}
+    assert similarity(sea, same) > 0.999 > similarity(sea, invoices)
+    alone = sdk.embeddings.create(model=model, input=texts[1]).data[0].embedding
+    assert similarity(invoices, alone) > 0.999
+    assert platform.reconcile_when_settled()["unexplained_drift_tokens"] == before
+
+
+def similarity(one: list[float], other: list[float]) -> float:
+    """The cosine of the angle between two vectors."""
+    lengths = math.hypot(*one) * math.hypot(*other)
+    return sum(a * b for a, b in zip(one, other, strict=True)) / lengths
