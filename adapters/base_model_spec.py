@@ -12,6 +12,7 @@ import msgspec
 from adapters.report import FileRejected
 from adapters.safetensors_header import HeaderBounds, read_header
 from core import fields
+from core.contracts.routes import ModelTask
 from core.errors import Unprocessable
 from core.fields import about
 from core.kv_pages import PAGE_TOKENS
@@ -61,6 +62,7 @@ class BaseModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     rank_classes: Annotated[
         tuple[Rank, ...], msgspec.Meta(max_length=16), about("Largest rank of each pool of replicas, ascending.")
     ] = ()
+    task: Annotated[ModelTask, about("What it is for: generate, or embed, for embeddings.")] = "generate"
 
     @property
     def classes(self) -> tuple[int, ...]:
