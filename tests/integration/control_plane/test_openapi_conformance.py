@@ -25,6 +25,7 @@ NOT_IN_A_SCHEMA = {
     "nul_character",  # no text may have one
     "instant_out_of_range",  # a schema bounds no date
     "plan_not_found",
+    "tenant_not_found",
     "base_model_not_found",
     "pool_not_found",
     "pool_mismatch",
