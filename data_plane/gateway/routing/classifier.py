@@ -26,7 +26,8 @@ _SHORT_CHARS: Final = 5  # of a word without a beginning and an ending of its ow
 _LONG_CHARS_OF_WORD: Final = 8
 _WORD: Final = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
 _CODE: Final = re.compile(
-    r"```|\bdef \w+\(|\bclass \w+\W|[;{}]$|=>|</\w+>|#include|\bimport \w+|\bSELECT\b.{1,200}\bFROM\b|\w\(\w{0,20}\)",
+    r"```|\bdef \w+\(|\bclass \w+\W|[;{}]$|=>|</\w+>|#include|\bimport \w+|\w\(\w{0,20}\)"
+    r"|\bSELECT\b(?:(?!\bSELECT\b).){1,200}\bFROM\b",  # each SELECT is read to the next one, so in linear time
     re.MULTILINE,
 )
 
