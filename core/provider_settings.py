@@ -9,14 +9,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
 from core.sealed_secrets import Sealer
-from core.settings import Fragment
+from core.settings import Fragment, secret_bytes, split_commas
 
 _HOST_AND_PORT: Final = re.compile(r"([a-z0-9.\-]+|\[[0-9a-f:]+\]):[0-9]{1,5}")
 _PURPOSE: Final = b"tenora providers: API keys"
-
-
-def _split(given: object) -> object:
-    return tuple(each.strip() for each in given.split(",") if each.strip()) if isinstance(given, str) else given
 
 
 def _exact(hosts: tuple[str, ...]) -> tuple[str, ...]:
@@ -24,6 +20,9 @@ def _exact(hosts: tuple[str, ...]) -> tuple[str, ...]:
         if not _HOST_AND_PORT.fullmatch(host):
             raise ValueError(f"{host!r} is no host with a port: write such as vllm.internal:8000, in lower case")
     return hosts
+
+
+_Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas), AfterValidator(_exact)]
 
 
 class ProviderSettings(Fragment):
@@ -39,17 +38,13 @@ class ProviderSettings(Fragment):
         min_length=16,
         description="The secret before a rotation. Keys that were encrypted with it can be used as long as it is set.",
     )
-    provider_inward_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_exact)] = (
-        Field(
-            default=(),
-            max_length=64,
-            description="Hosts with ports, separated by commas, that may be providers although their addresses are not "
-            "public, such as vllm.internal:8000. These may use http.",
-        )
+    provider_inward_hosts: _Hosts = Field(
+        default=(),
+        max_length=64,
+        description="Hosts with ports, separated by commas, that may be providers although their addresses are not "
+        "public, such as vllm.internal:8000. These may use http.",
     )
 
     def sealer(self) -> Sealer:
         """Encrypts and opens providers' keys."""
-        both = (self.provider_secret, self.provider_secret_previous)
-        keys = [each.get_secret_value().encode() for each in both if each is not None]
-        return Sealer(keys, purpose=_PURPOSE)
+        return Sealer(secret_bytes(self.provider_secret, self.provider_secret_previous), purpose=_PURPOSE)

@@ -22,7 +22,8 @@ _UNIT_MS: Final = {"ms": 1, "s": 1000}
 _ORIGIN: Final = re.compile(r"https?://([a-z0-9.\-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 
 
-def _split(given: object) -> object:
+def split_commas(given: object) -> object:
+    """The items of a text that commas separate, without spaces around them; any other value as it is."""
     return tuple(each.strip() for each in given.split(",") if each.strip()) if isinstance(given, str) else given
 
 
@@ -34,9 +35,14 @@ def _exact(origins: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Origins = Annotated[
-    tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_exact), Field(default=(), max_length=32)
+    tuple[str, ...], NoDecode, BeforeValidator(split_commas), AfterValidator(_exact), Field(default=(), max_length=32)
 ]
 """Origins of pages in browsers, such as https://console.example.com; separated by commas in the environment."""
+
+
+def secret_bytes(*secrets: SecretStr | None) -> tuple[bytes, ...]:
+    """The secrets that are set, in their order: the current one, and the one before a rotation."""
+    return tuple(each.get_secret_value().encode() for each in secrets if each is not None)
 
 
 class Fragment(BaseSettings):
@@ -191,8 +197,7 @@ class KeySettings(Fragment):
     @property
     def peppers(self) -> tuple[bytes, ...]:
         """The secrets with which a key may have been hashed, the current one first."""
-        both = (self.key_pepper, self.key_pepper_previous)
-        return tuple(each.get_secret_value().encode() for each in both if each is not None)
+        return secret_bytes(self.key_pepper, self.key_pepper_previous)
 
 
 class EngineKeySettings(Fragment):

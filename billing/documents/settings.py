@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from core.settings import Fragment
+from core.settings import Fragment, split_commas
 
 
 class DocumentSettings(Fragment):
     """PDF documents of the control plane's web process."""
 
-    documents_fonts: Annotated[tuple[Path, ...], NoDecode] = Field(
+    documents_fonts: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(split_commas)] = Field(
         default=(),
         max_length=8,
         description="TrueType files for characters that DejaVu Sans lacks, such as Chinese ones, by commas; the first "
@@ -24,8 +24,3 @@ class DocumentSettings(Fragment):
         le=2_000,
         description="Most invoice lines that a PDF lists. A PDF of more lines sums them up by model and says so.",
     )
-
-    @field_validator("documents_fonts", mode="before")
-    @classmethod
-    def _split(cls, given: object) -> object:
-        return tuple(each.strip() for each in given.split(",") if each.strip()) if isinstance(given, str) else given

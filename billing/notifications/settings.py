@@ -5,7 +5,7 @@ from typing import Final, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from core.email_addresses import email_problem
-from core.settings import DeploymentSettings, Fragment
+from core.settings import DeploymentSettings, Fragment, secret_bytes
 
 DATA_BYTES_MAX: Final = 16_384  # of one notification's data as JSON
 PENDING_PER_ENDPOINT_MAX: Final = 10_000  # further deliveries are recorded as failed, and can be replayed
@@ -74,8 +74,7 @@ class NotificationSettings(DeploymentSettings):
     @property
     def notification_keys(self) -> tuple[bytes, ...]:
         """The secrets with which something may have been encrypted, the current one first."""
-        both = (self.notifications_key, self.notifications_key_previous)
-        return tuple(each.get_secret_value().encode() for each in both if each is not None)
+        return secret_bytes(self.notifications_key, self.notifications_key_previous)
 
 
 class DeliverySettings(Fragment):

@@ -11,7 +11,7 @@ from data_plane.engine.agent.engine_client import EngineMetrics
 _SLOWDOWN_MAX: Final = 1.5
 """Tokens may take so many times as long as they did when they were fastest, where that is more than the setting."""
 _GROWTH_MAX: Final = 2.0
-"""The limit is at most so many times the requests that run, and two more: of more, their time is not known."""
+"""The limit is at most this many times the running requests, and two more: nothing was measured beyond that."""
 
 
 class BatchLimit:

@@ -1,4 +1,6 @@
-"""A group of the rule ``overflow`` with a full best member: who waits, who gets a smaller one, who is refused."""
+"""A group of the rule ``overflow`` with a full best member: requests that wait, that a smaller member answers, and
+that are refused.
+"""
 
 import time
 
@@ -71,7 +73,8 @@ def test_a_priority_plan_waits_for_the_best_member(stack):
     streams = fill(client)
     patient = Asked(client, model="auto")
     wait_until(lambda: waiting(stack.gateway) == 1, what="the request to wait")
-    time.sleep(2 * PATIENCE_MS / 1000)
+    _, used, _ = asked(grouped(stack), max_tokens=4)
+    assert used == SMALL, "the patience of a request that came later has ended"
     assert waiting(stack.gateway) == 1
     finish(stack.witness, streams, [patient])
     assert patient.answer.model == LARGE
