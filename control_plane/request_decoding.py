@@ -3,7 +3,9 @@
 Litestar would parse first and convert leniently afterwards (``"60"`` would be accepted for 60).
 """
 
+import contextlib
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -42,6 +44,9 @@ _PLAIN: Final = tuple(
 )
 """Forms of msgspec's messages, and the same in plain words."""
 
+ANY_TEXT: Final = "any_text"
+"""In a route's ``opt``: its texts may have NUL characters, since Postgres does not store them as text."""
+
 _WORDS: Final = {
     "int": "a whole number", "float": "a number with a fraction", "str": "a string", "bool": "true or false",
     "array": "a list", "object": "an object",
@@ -72,7 +77,7 @@ class StrictRequest(Request[Any, Any, State]):
         if has_dollars:
             body = dollars.converted(body, field.annotation)
         try:
-            return msgspec.json.decode(body, type=field.annotation)
+            decoded = msgspec.json.decode(body, type=field.annotation)
         except msgspec.ValidationError as error:
             problem = invalid_field(error, field.annotation)
             raise (dollars.renamed(problem, await self.body()) if has_dollars else problem) from error
@@ -82,6 +87,35 @@ class StrictRequest(Request[Any, Any, State]):
             raise InvalidRequest(
                 "The body is not valid JSON: nested too deeply or not UTF-8.", code="invalid_json"
             ) from error
+        if b"\\u0000" in body and not self.route_handler.opt.get(ANY_TEXT):
+            require_no_nul(body)
+        return decoded
+
+
+def require_no_nul(body: bytes) -> None:
+    """Postgres stores no NUL in text or JSON. Raises InvalidRequest that names the field. Text that is no JSON is left
+    to the decoder to refuse.
+    """
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        found = _place_of_nul(msgspec.json.decode(body), "")
+        if found is not None:
+            raise InvalidRequest(
+                f"{found or 'body'}: has a NUL character; leave it out.", code="nul_character", param=found or None
+            )
+
+
+def _place_of_nul(value: Any, path: str) -> str | None:  # decoded JSON
+    """The path of the first text with a NUL; None without one."""
+    if isinstance(value, str):
+        return path if "\0" in value else None
+    parts: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        if any("\0" in name for name in value):
+            return path
+        parts = ((f"{path}.{name}" if path else name, each) for name, each in value.items())
+    elif isinstance(value, list):
+        parts = ((f"{path}[{place}]", each) for place, each in enumerate(value))
+    return next((found for where, each in parts if (found := _place_of_nul(each, where)) is not None), None)
 
 
 def refuse_unknown_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:

@@ -122,4 +122,5 @@ def test_a_replica_that_stops_finishes_the_requests_it_has_begun(platform, custo
     assert chunks[-1].usage.completion_tokens == 200
     assert {choice.finish_reason for chunk in chunks for choice in chunk.choices} == {None, "length"}
     wait_until(lambda: not lives(victim), what="the end of the replica")
+    wait_until(lambda: _is_back(platform, "replica", victim), timeout_s=platform.return_s(), what="its return")
     wait_until_ready(platform)

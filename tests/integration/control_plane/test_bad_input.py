@@ -49,6 +49,20 @@ def test_a_wrong_field_is_named(shared_api, body, param):
     assert problem["request_id"] == response.headers["x-request-id"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PATCH", "pools/any", {"tenants": ["a\u0000b"]}),
+        ("POST", "plans", PLAN | {"prices": PRICES | {"models": [{"base_model": "a\u0000b"} | PRICES]}}),
+        ("POST", "providers", {"name": "a", "kind": "openai", "url": "http://a\u0000b", "key": "k"}),
+    ],
+)
+def test_no_text_of_a_request_has_a_nul(shared_api, method, path, body):
+    """Postgres does not store it."""
+    response = shared_api.admin.request(method, f"/api/v1/admin/{path}", json=body)
+    assert (response.status_code, response.json()["code"]) == (400, "nul_character")
+
+
 OVERLAPPING = [{"up_to": up_to, "unit_price_nanos": 5} for up_to in (1_000, 500, None)]
 TIERS = {"quantity": "output_tokens", "mode": "graduated", "tiers": OVERLAPPING}
 OUTPUT = ("prices", "output_nanos")

@@ -5,8 +5,9 @@ import pytest
 
 from control_plane.plans.schemas import NewPlan
 from control_plane.registry.schemas import NewRevision
-from control_plane.request_decoding import invalid_field
+from control_plane.request_decoding import invalid_field, require_no_nul
 from control_plane.tenants.schemas import NewTenant, TenantPatch
+from core.errors import InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,22 @@ def test_the_message_is_plain_and_names_what_is_allowed(text, kind, message):
 def test_null_removes_an_override_and_an_absent_field_keeps_it():
     patch = msgspec.json.decode(b'{"limits":{"adapters":null,"kv_pages":5}}', type=TenantPatch)
     assert msgspec.to_builtins(patch) == {"limits": {"adapters": None, "kv_pages": 5}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (rb'{"tenants": ["tn_1", "a\u0000b"]}', "tenants[1]"),
+        (rb'{"limits": {"a\u0000b": 1}}', "limits"),
+        (rb'"\u0000"', None),
+    ],
+)
+def test_a_text_with_a_nul_is_refused_by_its_place(body, param):
+    with pytest.raises(InvalidRequest) as refused:
+        require_no_nul(body)
+    assert (refused.value.code, refused.value.param) == ("nul_character", param)
+
+
+@pytest.mark.parametrize("body", [rb'{"name": "a\\u0000b"}', rb'{"name": "\u0000"', b"[" * 100_000])
+def test_an_escaped_backslash_is_no_nul_and_what_is_no_json_is_left_to_the_decoder(body):
+    require_no_nul(body)
