@@ -159,6 +159,15 @@ def on_dependency_down(request: Request[Any, Any, Any], error: Exception) -> Res
     )
 
 
+def on_unstorable(request: Request[Any, Any, Any], error: sql_errors.DataError) -> Response[bytes]:
+    """The response where Postgres does not store a text for its NUL character, after no room refused it."""
+    place: str | None = request.scope["state"].get("nul_at")
+    if place is None:
+        return on_unexpected(request, error)
+    detail = f"{place or 'body'}: has a NUL character; leave it out."
+    return problem(request, 400, "nul_character", detail, param=place or None)
+
+
 def on_unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The response for a defect: logged with its trace, shown without detail."""
     structlog.get_logger().error("unexpected error", path=request.url.path, exc_info=error)
@@ -169,6 +178,7 @@ def on_unexpected(request: Request[Any, Any, Any], error: Exception) -> Response
 HANDLERS: dict[int | type[Exception], Any] = {  # as wide as Litestar's own type
     AppError: on_app_error,
     HTTPException: on_framework_error,
+    sql_errors.DataError: on_unstorable,
     sql_errors.OperationalError: on_dependency_down,
     sql_errors.TimeoutError: on_dependency_down,
     redis_errors.ConnectionError: on_dependency_down,

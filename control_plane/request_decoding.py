@@ -3,7 +3,6 @@
 Litestar would parse first and convert leniently afterwards (``"60"`` would be accepted for 60).
 """
 
-import contextlib
 import re
 from collections.abc import Iterable
 from typing import Any, Final
@@ -43,9 +42,6 @@ _PLAIN: Final = tuple(
     )
 )
 """Forms of msgspec's messages, and the same in plain words."""
-
-ANY_TEXT: Final = "any_text"
-"""In a route's ``opt``: its texts may have NUL characters, since Postgres does not store them as text."""
 
 _WORDS: Final = {
     "int": "a whole number", "float": "a number with a fraction", "str": "a string", "bool": "true or false",
@@ -87,21 +83,14 @@ class StrictRequest(Request[Any, Any, State]):
             raise InvalidRequest(
                 "The body is not valid JSON: nested too deeply or not UTF-8.", code="invalid_json"
             ) from error
-        if b"\\u0000" in body and not self.route_handler.opt.get(ANY_TEXT):
-            require_no_nul(body)
+        if b"\\u0000" in body:
+            self.scope["state"]["nul_at"] = place_of_nul(body)  # for the case that Postgres has to store it
         return decoded
 
 
-def require_no_nul(body: bytes) -> None:
-    """Postgres stores no NUL in text or JSON. Raises InvalidRequest that names the field. Text that is no JSON is left
-    to the decoder to refuse.
-    """
-    with contextlib.suppress(msgspec.DecodeError, RecursionError):
-        found = _place_of_nul(msgspec.json.decode(body), "")
-        if found is not None:
-            raise InvalidRequest(
-                f"{found or 'body'}: has a NUL character; leave it out.", code="nul_character", param=found or None
-            )
+def place_of_nul(body: bytes) -> str | None:
+    """The path of the first text of a JSON body with a NUL, which Postgres does not store; None without one."""
+    return _place_of_nul(msgspec.json.decode(body), "")
 
 
 def _place_of_nul(value: Any, path: str) -> str | None:  # decoded JSON

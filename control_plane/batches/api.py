@@ -33,7 +33,6 @@ from control_plane.batches.schemas import (
 )
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.notifications.rules import NotificationRules
-from control_plane.request_decoding import ANY_TEXT
 from control_plane.settings import BatchSettings
 from core.db import unit_of_work
 from core.errors import Unavailable
@@ -216,7 +215,7 @@ def short_batch(body_bytes_max: int) -> HTTPRouteHandler:
         "/batch",
         status_code=200,
         request_max_body_size=body_bytes_max,
-        opt=_OPT | {ANY_TEXT: True},
+        opt=_OPT,
         tags=["batches"],
         sync_to_thread=True,
     )

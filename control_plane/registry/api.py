@@ -12,7 +12,6 @@ from control_plane.paging import Page, PageCursor, PageLimit
 from control_plane.registry import base_models
 from control_plane.registry.revisions import rank_classes
 from control_plane.registry.schemas import BaseModelNames, BaseModelView, NewBaseModel
-from control_plane.request_decoding import ANY_TEXT
 from core.db import unit_of_work
 
 
@@ -25,7 +24,7 @@ def admin_base_models(body_bytes_max: int) -> type[Controller]:
         path = "/base-models"
         tags = ("admin: base models",)
 
-        @post(sync_to_thread=True, request_max_body_size=body_bytes_max, opt={ANY_TEXT: True})  # a tokenizer's
+        @post(sync_to_thread=True, request_max_body_size=body_bytes_max)
         def register_base_model(
             self,
             data: JSONBody[NewBaseModel],

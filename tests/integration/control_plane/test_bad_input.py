@@ -49,18 +49,13 @@ def test_a_wrong_field_is_named(shared_api, body, param):
     assert problem["request_id"] == response.headers["x-request-id"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("PATCH", "pools/any", {"tenants": ["a\u0000b"]}),
-        ("POST", "plans", PLAN | {"prices": PRICES | {"models": [{"base_model": "a\u0000b"} | PRICES]}}),
-        ("POST", "providers", {"name": "a", "kind": "openai", "url": "http://a\u0000b", "key": "k"}),
-    ],
-)
-def test_no_text_of_a_request_has_a_nul(shared_api, method, path, body):
-    """Postgres does not store it."""
-    response = shared_api.admin.request(method, f"/api/v1/admin/{path}", json=body)
+def test_a_nul_that_no_room_refuses_is_named_before_postgres_fails_to_store_it(shared_api):
+    shared_api.register(base := tiny_base()).raise_for_status()
+    pool = {"name": "nul", "base_model": base.id}
+    shared_api.admin.post("/api/v1/admin/pools", json=pool).raise_for_status()
+    response = shared_api.admin.patch("/api/v1/admin/pools/nul", json={"tenants": ["tn_1", "a\u0000b"]})
     assert (response.status_code, response.json()["code"]) == (400, "nul_character")
+    assert response.json()["param"] == "tenants[1]"
 
 
 OVERLAPPING = [{"up_to": up_to, "unit_price_nanos": 5} for up_to in (1_000, 500, None)]
