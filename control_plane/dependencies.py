@@ -31,7 +31,7 @@ from control_plane.registry.revisions import rank_classes
 from control_plane.registry.revisions.uploads import Uploads
 from control_plane.registry.revocations import service as revocations
 from control_plane.request_log.service import RequestLogReader
-from control_plane.settings import BatchSettings, WebSettings
+from control_plane.settings import BatchSettings, ConsoleSettings, WebSettings
 from control_plane.tenants import service as tenants
 
 _REDIS_TIMEOUT_S = 2
@@ -69,6 +69,7 @@ class Resources:
     payments: PaymentAccess
     request_log: RequestLogReader
     batches: BatchSettings
+    console: ConsoleSettings
 
 
 def open_redis(url: str) -> Redis:
@@ -91,6 +92,9 @@ def providers(resources: Resources) -> dict[str, Provide]:
             key=idempotency_key,
             request_sha256=await digest_of(request),
         )
+
+    def url_of_console(request: Request[Any, Any, Any]) -> str:
+        return console_url(resources.console, request)
 
     async def raw_body(request: Request[Any, Any, Any]) -> bytes:
         return await request.body()
@@ -122,7 +126,13 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "principal": Provide(principal, sync_to_thread=False),
         "idempotent": Provide(idempotent),
         "raw_body": Provide(raw_body),
+        "console_url": Provide(url_of_console, sync_to_thread=False),
     }
+
+
+def console_url(settings: ConsoleSettings, request: Request[Any, Any, Any]) -> str:
+    """The address at which browsers reach the console, without a slash at its end."""
+    return (settings.control_public_url or str(request.base_url)).rstrip("/")
 
 
 def handlers_of_changes() -> ChangeHandlers:

@@ -52,6 +52,7 @@ _OF_PATHS: Final[dict[str, str]] = {
     "revocation_id": "Id of the revocation.",
     "run_id": "Id of the reconciliation.",
     "tenant_id": "Id of the tenant.",
+    "user_id": "Id of the person.",
 }
 """What the variable parts of paths are. A name means the same in every path."""
 

@@ -6,7 +6,7 @@ It wraps the whole application, because a 404 of the framework never reaches an 
 
 import math
 import time
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -18,6 +18,9 @@ from control_plane.errors import PROBLEM_JSON, problem_body
 from control_plane.request_slots import RequestSlots
 from core.errors import AppError, NotFound
 from core.ids import new_id
+
+_SECRET_PATHS: Final = ("/pay/", "/invitations/")
+"""The rest of such an address is a secret."""
 
 
 class RequestContext:
@@ -54,7 +57,8 @@ class RequestContext:
                 except AppError as error:  # the application renders its own errors
                     await _refuse(scope["path"], send_with_id, request_id, error)
                 seconds = time.monotonic() - started
-                path = "/pay/…" if scope["path"].startswith("/pay/") else scope["path"]  # that address is a secret
+                secret = next((prefix for prefix in _SECRET_PATHS if scope["path"].startswith(prefix)), None)
+                path = f"{secret}…" if secret else scope["path"]
                 structlog.get_logger().info(
                     "request", method=scope["method"], path=path, status=status, ms=round(seconds * 1000)
                 )

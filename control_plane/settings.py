@@ -21,6 +21,7 @@ from core.settings import (
     HttpUrl,
     KeySettings,
     PostgresSettings,
+    PublicUrlSettings,
     RedisSettings,
     S3Settings,
     TelemetrySettings,
@@ -332,12 +333,46 @@ class BatchSettings(Fragment):
     )
 
 
+LOCAL_GATEWAY: Final = "http://127.0.0.1:8080"
+
+
+class ConsoleSettings(PublicUrlSettings):
+    """The console: its address, sessions and sign-ins."""
+
+    gateway_url: HttpUrl = Field(
+        default=LOCAL_GATEWAY,
+        description="Address of the gateways, to which the console's playground sends its calls. Empty: no playground.",
+    )
+    gateway_public_url: HttpUrl = Field(
+        default=None,
+        description="Address at which clients reach the gateways, for the examples that the console shows. Empty: "
+        "TENORA_GATEWAY_URL.",
+    )
+    console_session_idle_s: int = Field(
+        default=43_200, ge=60, description="A session of the console ends this long after its last request."
+    )
+    console_session_s: int = Field(
+        default=1_209_600, ge=60, description="A session of the console ends this long after the sign-in."
+    )
+    console_confirmed_s: int = Field(
+        default=900,
+        ge=1,
+        description="How long after the password was given the console changes keys, members and payments, and "
+        "deletes, without asking for it again.",
+    )
+    sign_in_failures_max: int = Field(
+        default=10, ge=1, description="Failed sign-ins of one e-mail address or from one address, in one window."
+    )
+    sign_in_window_s: int = Field(default=900, ge=1, description="Window in which failed sign-ins are counted.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ControlSettings:
     """All settings that either process reads. A part that is not given comes from the environment."""
 
     web: WebSettings = field(default_factory=WebSettings)
     cors: CorsSettings = field(default_factory=CorsSettings)
+    console: ConsoleSettings = field(default_factory=ConsoleSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     publishing: PublishingSettings = field(default_factory=PublishingSettings)
     postgres: PostgresSettings = field(default_factory=PostgresSettings)

@@ -17,6 +17,7 @@ from billing.limits import ceilings
 from control_plane.dependencies import handlers_of_changes, open_redis
 from control_plane.idempotency import service as idempotency
 from control_plane.loop_process import run_until_signal
+from control_plane.members import sessions, sign_in
 from control_plane.payments.service import StandingChanges
 from control_plane.projections import projections
 from control_plane.publishing.outbox import publish_bulk
@@ -31,7 +32,7 @@ from control_plane.registry.review.validation_worker import ValidationWorker
 from control_plane.registry.revocations.receipts import ReceiptCollector
 from control_plane.request_log.upkeep import RequestLogUpkeep
 from control_plane.request_log.writer import RequestLogWriter
-from control_plane.settings import ControlSettings, WorkerSettings
+from control_plane.settings import ConsoleSettings, ControlSettings, WorkerSettings
 from control_plane.tenants.scheduled_versions import LOOK_EVERY_S, ScheduledVersions
 from control_plane.tenants.spend_ceilings import SpendCeilings
 from core import db
@@ -98,6 +99,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         Loop("request-log", log_writer.run_once, _REQUEST_LOG_S),
         Loop("request-log-upkeep", log_upkeep.run_once, worker.cleanup_poll_s),
         Loop("idempotency", remove_expired_responses, worker.cleanup_poll_s),
+        Loop("console-sessions", lambda: _remove_ended_sessions(engine, settings.console), worker.cleanup_poll_s),
     ]
 
 
@@ -118,6 +120,14 @@ def publish_changed_ceilings(engine: Engine) -> bool:
     """
     with db.unit_of_work(engine) as session:
         publish_bulk(session, "tenants", ceilings.take_changed(session))
+    return False
+
+
+def _remove_ended_sessions(engine: Engine, rules: ConsoleSettings) -> bool:
+    """Delete sessions and counts of failed sign-ins that are over. Always returns False."""
+    with db.unit_of_work(engine) as session:
+        sessions.remove_ended(session, rules)
+        sign_in.remove_old_tries(session, rules)
     return False
 
 

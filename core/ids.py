@@ -13,7 +13,7 @@ from typing import Final, Literal
 Kind = Literal[
     "tn", "key", "pl", "pv", "ad", "rev", "up", "req", "inv", "il", "tr", "acc", "adj", "rep", "boot", "aud", "rvk",
     "gw", "nep", "ntf", "ndl", "cf", "dis", "pd", "po", "cn", "rcr", "crl", "spl", "atu", "pop", "pal", "top", "chg",
-    "file", "batch", "prv",
+    "file", "batch", "prv", "usr", "ivt", "ses",
 ]  # fmt: skip
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"

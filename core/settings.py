@@ -182,6 +182,18 @@ class CorsSettings(Fragment):
     )
 
 
+class PublicUrlSettings(Fragment):
+    """Where people reach the control plane."""
+
+    control_public_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s/?#]+(/[^\s?#]*[^\s/?#])?$",
+        description="Address of the control plane and its console as tenants reach it, such as "
+        "https://tenora.example.com, or https://example.com/tenora below a path that a proxy removes. Mails about "
+        "unpaid invoices and invitations lead to it. Required where TENORA_STRIPE_API_KEY is set.",
+    )
+
+
 class KeySettings(Fragment):
     """The secret that API keys are hashed with."""
 

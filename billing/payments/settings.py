@@ -5,7 +5,7 @@ from typing import Final
 
 from pydantic import Field
 
-from core.settings import Fragment
+from core.settings import Fragment, PublicUrlSettings
 
 PENDING_PER_TENANT_MAX: Final = 100  # above it a tenant's further pages and top-ups are refused
 DESCRIPTION_LENGTH_MAX: Final = 300  # of one line at Stripe
@@ -26,15 +26,9 @@ class WebhookSettings(Fragment):
     )
 
 
-class PaymentSettings(Fragment):
+class PaymentSettings(PublicUrlSettings):
     """How the billing worker calls Stripe and when it asks for help."""
 
-    control_public_url: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^\s/?#]+(/[^\s?#]*[^\s/?#])?$",
-        description="Address of the control plane as tenants reach it, such as https://api.example.com. Mails about "
-        "unpaid invoices lead to it. Required where TENORA_STRIPE_API_KEY is set.",
-    )
     payments_threads: int = Field(
         default=4, ge=1, le=32, description="Tenants whose calls to Stripe one billing worker makes at the same time."
     )

@@ -13,13 +13,14 @@ from sqlmodel.sql.expression import SelectOfScalar
 from control_plane.api_keys.models import ApiKey
 from control_plane.audit.models import AuditEvent
 from control_plane.audit_trail.schemas import AuditEventView
+from control_plane.auth.authenticate import ADMIN_PERSON
 from control_plane.paging import Page, page_of
 from core.errors import InvalidRequest
 from core.periods import aware
 from core.struct_types import view_of
 
 ADMIN: Final = "admin"
-"""What a tenant sees in place of an admin's key."""
+"""What a tenant sees in place of an admin."""
 
 
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,16 +48,20 @@ def list_own(
 ) -> Page[AuditEventView]:
     """The rows about a tenant as the tenant may see them, newest first. Raises InvalidRequest for an impossible range.
 
-    An admin's key and what it wrote beside the change, such as a reason, stay hidden, also from the filter.
+    An admin and what it wrote beside the change, such as a reason, stay hidden, also from the filter.
     """
     own = select(ApiKey.id).where(ApiKey.tenant_id == tenant_id)
-    by_admin = and_(col(AuditEvent.actor).startswith("key_", autoescape=True), col(AuditEvent.actor).not_in(own))
-    rows = _rows(wanted, actor=case((by_admin, ADMIN), else_=col(AuditEvent.actor)))
+    actor = col(AuditEvent.actor)
+    by_admin = or_(
+        actor.startswith(ADMIN_PERSON, autoescape=True),
+        and_(actor.startswith("key_", autoescape=True), actor.not_in(own)),
+    )
+    rows = _rows(wanted, actor=case((by_admin, ADMIN), else_=actor))
     keys = set(session.exec(own))
 
     def view(row: AuditEvent) -> AuditEventView:
         shown = view_of(row, AuditEventView)
-        if row.actor.startswith("key_") and row.actor not in keys:
+        if row.actor.startswith(ADMIN_PERSON) or (row.actor.startswith("key_") and row.actor not in keys):
             return msgspec.structs.replace(shown, actor=ADMIN, details={})
         return shown
 

@@ -6,7 +6,7 @@ Fails closed: a key that cannot be looked up is refused.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from sqlalchemy import Engine
 from sqlmodel import Session
@@ -14,6 +14,9 @@ from sqlmodel import Session
 from core.api_keys import hash_key, is_well_formed, shown_keys
 from core.db import unit_of_work
 from core.errors import Unauthenticated
+
+ADMIN_PERSON: Final = "admin:"
+"""Begins the ``key_id`` of a person who acts for the platform; the person's id follows."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,24 @@ class Pepper:
     def __repr__(self) -> str:
         return "Pepper(…)"
 
+    @property
+    def all(self) -> tuple[bytes, ...]:
+        """The current secret, and the one before a rotation."""
+        return (self.value,) if self.previous is None else (self.value, self.previous)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Principal:
-    """The owner of a valid key. ``tenant_id`` is None for an admin; ``limited`` marks a key with its own limits."""
+    """The owner of a valid key, or a person in the console, whose id ``key_id`` is then. ``tenant_id`` is None for an
+    admin; ``limited`` marks a key with its own limits; ``read_only`` refuses every change.
+    """
 
     key_id: str
     tenant_id: str | None
     scopes: frozenset[str]
     tenant_status: Literal["active", "suspended"] = "active"
     limited: bool = False
+    read_only: bool = False
 
     @property
     def own_tenant_id(self) -> str:

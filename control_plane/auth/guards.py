@@ -1,6 +1,6 @@
 """The guards of routes: which keys may use a route. Every route has one of the two; only health and schema are open."""
 
-from typing import Any
+from typing import Any, Final
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
@@ -8,6 +8,8 @@ from litestar.types import Guard
 
 from control_plane.auth.authenticate import Authenticator, Principal
 from core.errors import Forbidden
+
+_READING: Final = frozenset({"GET", "HEAD"})
 
 
 def admin_key(authenticator: Authenticator) -> Guard:
@@ -51,7 +53,13 @@ def _only_lists_methods(connection: ASGIConnection[Any, Any, Any, Any]) -> bool:
 
 
 def _authenticate(connection: ASGIConnection[Any, Any, Any, Any], authenticator: Authenticator) -> Principal:
-    principal = authenticator.authenticate(*connection.headers.getall("authorization", []))
+    """The caller: a person for whom the console calls within the process, or else the owner of the key."""
+    state = connection.scope["state"]
+    principal: Principal | None = state.get("principal")
+    if principal is None:
+        principal = authenticator.authenticate(*connection.headers.getall("authorization", []))
+    if principal.read_only and connection.scope.get("method") not in _READING:
+        raise Forbidden("You may read this and change nothing. Ask for another role.", code="read_only")
     connection.scope["auth"] = principal
-    connection.scope["state"]["slot"].authenticated(principal.tenant_id)
+    state["slot"].authenticated(principal.tenant_id)
     return principal
