@@ -23,6 +23,7 @@ from control_plane.audit_trail.api import AdminAuditEvents, OwnAuditEvents
 from control_plane.auth.authenticate import Authenticator, Pepper
 from control_plane.auth.guards import admin_key, tenant_key
 from control_plane.batches.api import AdminBatches, Batches, Files, short_batch
+from control_plane.console.app import console_router
 from control_plane.cors import cors_rules
 from control_plane.costs.api import AdminCosts
 from control_plane.credits.api import AdminCredits, OwnCredits
@@ -41,6 +42,7 @@ from control_plane.http_protocol import protocol_for
 from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.invoices.documents_api import AdminCorrections, AdminParties, OwnDocuments
 from control_plane.limits.api import AdminSpending, SpendLimits
+from control_plane.members.api import AdminPeople, Invitations, Members
 from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
 from control_plane.notifications.rules import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
@@ -132,6 +134,13 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
             _admin(settings, authenticator),
             _tenant(authenticator),
             _openai(settings, authenticator),
+            console_router(
+                settings.console,
+                resources,
+                bucket_origin=settings.s3.s3_public_endpoint or settings.s3.s3_endpoint or "https://*.amazonaws.com",
+                app=lambda: app,
+                api=lambda: handler,
+            ),
         ],
         dependencies=providers(resources),
         exception_handlers=HANDLERS,
@@ -176,6 +185,7 @@ def _resources(settings: ControlSettings, bucket: Bucket) -> Resources:
         payments=PaymentAccess(settings.stripe, settings.webhooks),
         request_log=_request_log(settings, bucket),
         batches=settings.batches,
+        console=settings.console,
     )
 
 
@@ -230,6 +240,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminCosts,
             AdminPayments,
             AdminAuditEvents,
+            AdminPeople,
             Changes,
         ],
     )
@@ -264,6 +275,8 @@ def _tenant(authenticator: Authenticator) -> Router:
             NotificationDeliveries,
             OwnPayments,
             OwnAuditEvents,
+            Members,
+            Invitations,
             Changes,
         ],
     )

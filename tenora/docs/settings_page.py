@@ -73,7 +73,7 @@ MUST_SET: Final = {
     "s3_secret_key": "The same.",
     "snapshot_signing_key": "The private key of `python -m control_plane signing-key`, for the control plane's worker.",
     "snapshot_public_keys": "The public key of the same pair, for gateways and replicas.",
-    "gateway_url": "The address of the gateways, to which the batch process sends lines.",
+    "gateway_url": "The address of the gateways, for the batch process and the console's playground.",
     "control_url": "The address of the control plane, for gateways that serve files and batches.",
     "key_pepper": "One secret (16+ characters) for control plane and gateways. Losing it invalidates every API key.",
     "notifications_key": "One secret (16+ characters) for control plane and billing worker, if tenants get alerts.",

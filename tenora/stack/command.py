@@ -27,6 +27,8 @@ def up(*, detach: bool, replicas: int | None) -> None:
     start_stack(settings)
     status = read_status(settings)
     show(status, lambda: _print_addresses(console, settings, status))
+    if not wants_json():
+        _print_first_sign_in(status["control_url"])
     if detach:
         return
     console.print("running; Ctrl-C stops everything")
@@ -116,11 +118,23 @@ def _print_status(settings: StackSettings, now: dict[str, Any]) -> None:
         console.print(_nothing_runs(settings), soft_wrap=True)
 
 
+def _print_first_sign_in(control_url: str) -> None:
+    """As long as no person runs the platform: a link that makes the first one. Each start makes a new link."""
+    from tenora.control_client import ControlPlaneClient  # httpx takes long to import
+
+    with ControlPlaneClient(control_url, own_admin_key()) as client:
+        if not client.call("GET", "/api/v1/admin/people").json()["data"]:
+            made = client.call("POST", "/api/v1/admin/invitations", {"role": "admin"}).json()
+            console.print("first sign-in, once and within 72 hours:", highlight=False)
+            console.print(f"  {made['link']}", highlight=False, soft_wrap=True)
+
+
 def _print_addresses(out: Console, settings: StackSettings, status: dict[str, Any]) -> None:
     """One line each, so that a terminal of 80 columns breaks no address. ``status`` is what ``read_status`` found."""
     lines = [
         f"home           {settings.root}",
         f"gateway        {status['gateway_url']}/v1",
+        f"console        {status['control_url']}",
         f"control plane  {status['control_url']} (API reference: {status['control_url']}/schema/docs)",
         payments_line(status),
     ]

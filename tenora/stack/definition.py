@@ -122,7 +122,10 @@ class Stack:
         self._s3 = embedded_servers.s3(
             self.home / "s3", self.logs, port=ports["s3"],
             access_key=secrets.s3_access_key, secret_key=secrets.s3_secret_key, bucket=BUCKET,
-            cors_origins=CorsSettings().control_cors_origins,
+            cors_origins=(
+                *CorsSettings().control_cors_origins,
+                *(f"http://{host}:{settings.control_port}" for host in ("127.0.0.1", "localhost")),  # the console's
+            ),
         )  # fmt: skip
         self.addresses = Addresses(
             gateway_url=f"http://127.0.0.1:{settings.gateway_port}",
