@@ -121,7 +121,7 @@ class SignInRoutes:
         return self.frame.page(request, "invitation.html", context, status=error.status if error else 200)
 
     def _invited(self, token: str) -> dict[str, Any]:
-        """Who is invited to what. Raises NotFound."""
+        """The person, role and tenant of an invitation. Raises NotFound."""
         with unit_of_work(self.frame.visits.engine) as session:
             found = invitations.find(session, token, self.frame.visits.pepper.value)
             tenant = None if found.tenant_id is None else tenants.get(session, found.tenant_id).name

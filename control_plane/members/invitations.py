@@ -1,6 +1,6 @@
 """Invitations: links that make their holder a member, or give a role of the platform. A link works once, for 72 hours.
 
-Who has the link decides, so it is shown once and stored as a hash.
+The link alone admits its holder, so it is shown once and stored as a hash.
 """
 
 import secrets
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
+import msgspec
 from sqlmodel import Session, col, select
 
 from control_plane.audit import service as audit
@@ -84,14 +85,7 @@ def recover(session: Session, pepper: bytes, user_id: str, *, actor: str, consol
 
 def without_link(created: InvitationCreated) -> InvitationCreated:
     """The response that is stored for an Idempotency-Key."""
-    return InvitationCreated(
-        id=created.id,
-        email=created.email,
-        role=created.role,
-        link=None,
-        created_at=created.created_at,
-        expires_at=created.expires_at,
-    )
+    return msgspec.structs.replace(created, link=None)
 
 
 def list_open(session: Session, tenant_id: str | None) -> Sequence[InvitationView]:
