@@ -49,11 +49,6 @@ def size(value: int | None) -> str:
     return f"{amount:,.0f} {_UNITS[unit]}" if unit == 0 else f"{amount:,.1f} {_UNITS[unit]}"
 
 
-def percent(part: float, whole: float) -> str:
-    """A share in percent; a dash of nothing."""
-    return f"{100 * part / whole:.1f} %" if whole else "–"
-
-
 def ago(at: datetime, now: datetime) -> str:
     """How long ago, or ahead, within a day; else the date."""
     seconds = (now - at).total_seconds()
@@ -69,5 +64,5 @@ def ago(at: datetime, now: datetime) -> str:
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
-    {"number": number, "usd": usd, "cents": cents, "ms": ms, "size": size, "percent": percent}
+    {"number": number, "usd": usd, "cents": cents, "ms": ms, "size": size}
 )

@@ -140,13 +140,17 @@ class SignInRoutes:
                 raise
             kept = {name: given.get(name, "") for name in ("email", "name")}
             return await self._invitation(request, token, kept, error)
+        if not session_token:
+            return self.frame.redirect("/sign-in", notice="Accepted. Sign in with your second factor.")
         goto, notice = ("/account", "Welcome. Set up your second factor next.") if is_platform else ("/", "Welcome.")
         answer = self.frame.redirect(goto, notice=notice)
         answer.set_cookie(visits.cookie(request, session_token))
         return answer
 
     def _join(self, request: HttpRequest, token: str, given: dict[str, str]) -> tuple[str, bool]:
-        """A session of the new member, and whether it has a role of the platform. Wrong passwords count as failures."""
+        """A session of the new member, and whether it has a role of the platform; no session for a person with a second
+        factor. Wrong passwords count as failures.
+        """
         visits = self.frame.visits
         with unit_of_work(visits.engine) as session:
             invited = invitations.find(session, token, visits.pepper.value).email
@@ -162,6 +166,8 @@ class SignInRoutes:
                     name=given.get("name", ""),
                     password=given.get("password", ""),
                 )
+                if user.totp_sealed is not None:  # the link and the password do not replace the second factor
+                    return "", False
                 return self._session(session, user, request), user.platform_role is not None
         except Unauthenticated:
             with unit_of_work(visits.engine) as session:

@@ -154,6 +154,19 @@ def test_a_weak_password_is_refused_and_the_form_keeps_the_rest(api):
     assert "short" not in dict(browser.form("Accept").fields)["password"]
 
 
+def test_an_invitation_does_not_replace_the_second_factor(api):
+    operator, tenant = admin(api), api.tenant()
+    body = {"email": operator.email, "role": "owner"}
+    link = api.admin.post(f"/api/v1/admin/tenants/{tenant.id}/invitations", json=body).json()["link"]
+    browser = Browser(api)
+    browser.open(link.removeprefix(api.url))
+    browser.send("Accept", password=PASSWORD)
+    assert browser.last.url.path == "/sign-in"
+    assert browser.open("/admin").url.path == "/sign-in"
+    assert sign_in(browser, operator.email, code=code_of(operator.totp_secret, 1)).status_code == 200
+    assert "Get to your first answer" in browser.text
+
+
 def test_a_recovery_link_sets_another_password_and_ends_what_was(api):
     lost, operator = join(api, api.tenant(), "owner"), admin(api)
     tenant = next(each["id"] for each in api.admin.get("/api/v1/admin/tenants").json()["data"])
