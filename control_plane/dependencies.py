@@ -22,6 +22,7 @@ from control_plane.batches.api import UploadSlots
 from control_plane.change_handlers import ChangeHandlers
 from control_plane.health import ReadinessCheck
 from control_plane.idempotency.service import IdempotentRequest, digest_of
+from control_plane.members.invitation_mail import InvitationMail
 from control_plane.notifications.rules import NotificationRules
 from control_plane.payments.service import PaymentAccess
 from control_plane.registry import base_models
@@ -70,6 +71,7 @@ class Resources:
     request_log: RequestLogReader
     batches: BatchSettings
     console: ConsoleSettings
+    invitation_mail: InvitationMail
 
 
 def open_redis(url: str) -> Redis:
@@ -119,7 +121,9 @@ def providers(resources: Resources) -> dict[str, Provide]:
         "payment_access": resources.payments,
         "request_log": resources.request_log,
         "batch_settings": resources.batches,
+        "console_settings": resources.console,
         "upload_slots": UploadSlots(resources.batches.batch_uploads_max),
+        "invitation_mail": resources.invitation_mail,
     }
     return {name: _constant(value) for name, value in held.items()} | {
         "change_handlers": Provide(handlers_of_changes, sync_to_thread=False),

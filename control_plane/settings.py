@@ -10,7 +10,7 @@ from pydantic import Field
 from adapters.settings import StoreSettings, UploadSettings
 from billing.costs.settings import CostSettings
 from billing.documents.settings import DocumentSettings
-from billing.notifications.settings import NotificationSettings
+from billing.notifications.settings import NotificationSettings, SmtpSettings
 from billing.payments.settings import WebhookSettings
 from billing.settings import InvoiceSettings
 from billing.stripe.settings import StripeSettings
@@ -337,7 +337,7 @@ LOCAL_GATEWAY: Final = "http://127.0.0.1:8080"
 
 
 class ConsoleSettings(PublicUrlSettings):
-    """The console: its address, sessions and sign-ins."""
+    """The console: its address, sessions and sign-ins, those of commands too."""
 
     gateway_url: HttpUrl = Field(
         default=LOCAL_GATEWAY,
@@ -364,6 +364,20 @@ class ConsoleSettings(PublicUrlSettings):
         default=10, ge=1, description="Failed sign-ins of one e-mail address or from one address, in one window."
     )
     sign_in_window_s: int = Field(default=900, ge=1, description="Window in which failed sign-ins are counted.")
+    login_codes_max: int = Field(
+        default=1000, ge=1, description="Codes of `tenora login` that are kept at once, for ten minutes each."
+    )
+    login_codes_per_address_max: int | None = Field(
+        default=20,
+        ge=1,
+        description="Codes of `tenora login` from one address that are kept at once. Behind a reverse proxy that does "
+        "not run on this machine, all come from its address: leave it empty there.",
+    )
+
+    @property
+    def gateway_address(self) -> str:
+        """The address at which clients reach the gateways, without a slash at its end."""
+        return (self.gateway_public_url or self.gateway_url or LOCAL_GATEWAY).rstrip("/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,6 +396,7 @@ class ControlSettings:
     signing: SnapshotSigningSettings = field(default_factory=SnapshotSigningSettings)
     upload: UploadSettings = field(default_factory=UploadSettings)
     notifications: NotificationSettings = field(default_factory=NotificationSettings)
+    smtp: SmtpSettings = field(default_factory=SmtpSettings)
     providers: ProviderSettings = field(default_factory=ProviderSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     costs: CostSettings = field(default_factory=CostSettings)

@@ -14,10 +14,11 @@ from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from adapters.sandbox.work_folder import remove_abandoned
 from billing.limits import ceilings
+from control_plane.api_keys import service as api_keys
 from control_plane.dependencies import handlers_of_changes, open_redis
 from control_plane.idempotency import service as idempotency
 from control_plane.loop_process import run_until_signal
-from control_plane.members import sessions, sign_in
+from control_plane.members import device_login, sessions, sign_in
 from control_plane.payments.service import StandingChanges
 from control_plane.projections import projections
 from control_plane.publishing.outbox import publish_bulk
@@ -99,6 +100,7 @@ def loops(settings: ControlSettings, engine: Engine) -> list[Loop]:
         Loop("request-log", log_writer.run_once, _REQUEST_LOG_S),
         Loop("request-log-upkeep", log_upkeep.run_once, worker.cleanup_poll_s),
         Loop("idempotency", remove_expired_responses, worker.cleanup_poll_s),
+        Loop("api-keys", lambda: _end_expired_keys(engine), worker.cleanup_poll_s),
         Loop("console-sessions", lambda: _remove_ended_sessions(engine, settings.console), worker.cleanup_poll_s),
     ]
 
@@ -123,11 +125,19 @@ def publish_changed_ceilings(engine: Engine) -> bool:
     return False
 
 
+def _end_expired_keys(engine: Engine) -> bool:
+    """Revoke keys that have expired. Always returns False."""
+    with db.unit_of_work(engine) as session:
+        api_keys.end_expired(session)
+    return False
+
+
 def _remove_ended_sessions(engine: Engine, rules: ConsoleSettings) -> bool:
-    """Delete sessions and counts of failed sign-ins that are over. Always returns False."""
+    """Delete sessions, counts of failed sign-ins and codes of commands that are over. Always returns False."""
     with db.unit_of_work(engine) as session:
         sessions.remove_ended(session, rules)
         sign_in.remove_old_tries(session, rules)
+        device_login.remove_expired(session)
     return False
 
 

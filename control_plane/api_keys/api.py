@@ -7,7 +7,7 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from control_plane.api_keys import service
-from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView, NewApiKey
+from control_plane.api_keys.schemas import ApiKeyCreated, ApiKeyView, KeyRotation, NewApiKey
 from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit
@@ -15,7 +15,6 @@ from control_plane.settings import WebSettings
 from control_plane.tenants import service as tenants
 from core.api_keys import ALL_SCOPES
 from core.db import unit_of_work
-from core.errors import Forbidden
 
 
 class ApiKeys(Controller):
@@ -34,28 +33,18 @@ class ApiKeys(Controller):
         pepper: NamedDependency[Pepper],
         web: NamedDependency[WebSettings],
     ) -> Response[ApiKeyCreated]:
-        """Create an API key with at most the scopes of the calling key, and with its own limits where given. Only this
-        response contains the secret; a replay for an Idempotency-Key has `key: null`.
+        """Create an API key with at most the scopes of the calling key, and with limits, models and an end of its own
+        where given. Only this response contains the secret; a replay for an Idempotency-Key has `key: null`.
         """
-        lacking = sorted(set(data.scopes or ()) - principal.scopes)
-        if lacking:
-            raise Forbidden(
-                f"scopes: the calling key lacks {', '.join(lacking)} and cannot grant it.", code="scope_missing"
-            )
         scopes: tuple[str, ...] = data.scopes or tuple(principal.scopes)
-        if principal.limited and "inference" in scopes:
-            raise Forbidden(
-                "scopes: a key with its own limits cannot create a key for inference. Leave that scope out.",
-                code="key_limited",
-            )
+        service.require_grantable(principal, scopes)
         return idempotent.run(
             lambda session: service.mint(
                 session,
                 pepper.value,
                 tenant_id=principal.own_tenant_id,
-                name=data.name,
+                new=data,
                 scopes=scopes,
-                limits=data.limits,
                 live_max=web.api_keys_max,
                 actor=principal.key_id,
             ),
@@ -81,6 +70,24 @@ class ApiKeys(Controller):
         """Get one key."""
         with unit_of_work(engine) as session:
             return service.get_key(session, tenant_id=principal.own_tenant_id, key_id=key_id)
+
+    @post("/{key_id:str}/rotate", sync_to_thread=True)
+    def rotate_api_key(
+        self,
+        key_id: FromPath[str],
+        data: JSONBody[KeyRotation],
+        idempotent: NamedDependency[IdempotentRequest],
+        principal: NamedDependency[Principal],
+        pepper: NamedDependency[Pepper],
+    ) -> Response[ApiKeyCreated]:
+        """Give a key a new secret under the same id, so that its limits and its usage go on. The secret before it stays
+        valid for the `overlap`. Only this response contains the new one; a replay for an Idempotency-Key has
+        `key: null`.
+        """
+        return idempotent.run(
+            lambda session: service.rotate(session, pepper.value, principal, key_id, data.overlap),
+            stored=service.without_secret,
+        )
 
     @delete("/{key_id:str}", sync_to_thread=True)
     def revoke_api_key(
@@ -129,9 +136,8 @@ class TenantApiKeys(Controller):
                 session,
                 pepper.value,
                 tenant_id=tenant_id,
-                name=data.name,
+                new=data,
                 scopes=data.scopes or ALL_SCOPES,
-                limits=data.limits,
                 live_max=web.api_keys_max,
                 actor=principal.key_id,
             )

@@ -43,9 +43,9 @@ class BatchEnd(NamedTuple):
 
 @dataclass(eq=False)
 class OpenBatch:
-    """``row`` is read again each second. ``dead_models`` have the reason why all lines of a model fail. While it is not
-    ``is_chosen``, another batch has its turn, and only lines that may have run are sent. The speed is measured from
-    ``since``, when ``done_before`` lines were done.
+    """``row`` and ``key_hash`` are read again each second. ``dead_models`` have the reason why all lines of a model
+    fail. While it is not ``is_chosen``, another batch has its turn, and only lines that may have run are sent. The
+    speed is measured from ``since``, when ``done_before`` lines were done.
     """
 
     row: BatchRow

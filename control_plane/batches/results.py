@@ -15,7 +15,7 @@ from sqlmodel import col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from control_plane import metrics
-from control_plane.api_keys.models import ApiKey
+from control_plane.api_keys.models import ApiKey, is_usable
 from control_plane.batches.models import BatchPause, BatchResult, BatchRow
 from control_plane.batches.open_batch import BatchEnd
 from control_plane.settings import BatchSettings
@@ -103,7 +103,7 @@ def read_states(engine: Engine, limits: BatchSettings) -> BatchStates:
             (col(BatchRow.status) == "validating") & (col(BatchRow.expires_at) <= now)
         )
         found = (
-            select(BatchRow, ApiKey.key_hash, col(ApiKey.revoked_at).is_not(None), Tenant.status)
+            select(BatchRow, ApiKey.key_hash, ~is_usable(now), Tenant.status)
             .join(ApiKey, col(ApiKey.id) == BatchRow.key_id)
             .join(Tenant, col(Tenant.id) == BatchRow.tenant_id)
             .where(col(BatchRow.ended_at).is_(None), col(BatchRow.ends_as).is_(None), due)
@@ -121,7 +121,7 @@ def _end_of(row: BatchRow, limits: BatchSettings, *, now: datetime, revoked: boo
     if row.expires_at <= now:
         return BatchEnd("expired", "batch_expired", "The batch expired before this line ran.")
     if revoked:
-        text = "The API key that made the batch was revoked. Create the batch with another key."
+        text = "The API key that made the batch was revoked or has expired. Create the batch with another key."
         return BatchEnd("completed", "invalid_api_key", text)
     if suspended:
         return BatchEnd("completed", "tenant_suspended", "This tenant is suspended.")

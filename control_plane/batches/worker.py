@@ -128,7 +128,7 @@ class BatchWorker:
         """Whether lines of a batch may be left to send, or to ask for."""
         row, batch = state.row, self._open.get(state.row.id)
         if batch is not None:
-            batch.row = row
+            batch.row, batch.key_hash = row, state.key_hash
             if batch.is_chosen and batch.is_stuck(now_s) and not self._paused:
                 self._put_back[row.id], batch.moved_at_s = next(self._turn), now_s
         if state.end is None:

@@ -1,7 +1,9 @@
 """Routes of people: a tenant's members and invitations, and for admins those of a tenant and of the platform."""
 
+from collections.abc import Callable
 from typing import Final
 
+import msgspec
 from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
@@ -11,6 +13,7 @@ from sqlmodel import Session
 from control_plane.auth.authenticate import ADMIN_PERSON, Pepper, Principal
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.members import invitations, people
+from control_plane.members.invitation_mail import InvitationMail
 from control_plane.members.schemas import (
     InvitationCreated,
     InvitationView,
@@ -86,11 +89,15 @@ class Invitations(Controller):
         principal: NamedDependency[Principal],
         pepper: NamedDependency[Pepper],
         console_url: NamedDependency[str],
+        invitation_mail: NamedDependency[InvitationMail],
     ) -> Response[InvitationCreated]:
-        """Invite a person. The link is in this response alone, works once, and for 72 hours."""
-        return idempotent.run(
+        """Invite a person. The link works once and for 72 hours. It goes by mail where a sender is set,
+        and is in this response alone.
+        """
+        return _mailed(
+            idempotent,
+            invitation_mail,
             lambda session: _invite(session, principal.own_tenant_id, data, principal, pepper, console_url),
-            stored=invitations.without_link,
         )
 
     @delete("/{invitation_id:str}", sync_to_thread=True, opt=_WRITE)
@@ -130,15 +137,17 @@ class AdminPeople(Controller):
         principal: NamedDependency[Principal],
         pepper: NamedDependency[Pepper],
         console_url: NamedDependency[str],
+        invitation_mail: NamedDependency[InvitationMail],
     ) -> Response[InvitationCreated]:
         """Make a link for a person who lost the password or the phone. It sets another password, turns the second
         factor off and ends all sessions. It is in this response alone, works once, and for 72 hours.
         """
-        return idempotent.run(
+        return _mailed(
+            idempotent,
+            invitation_mail,
             lambda session: invitations.recover(
                 session, pepper.value, user_id, actor=principal.key_id, console_url=console_url
             ),
-            stored=invitations.without_link,
         )
 
     @get("/tenants/{tenant_id:str}/members", sync_to_thread=True)
@@ -168,11 +177,15 @@ class AdminPeople(Controller):
         principal: NamedDependency[Principal],
         pepper: NamedDependency[Pepper],
         console_url: NamedDependency[str],
+        invitation_mail: NamedDependency[InvitationMail],
     ) -> Response[InvitationCreated]:
-        """Invite a person to a tenant. The link is in this response alone, works once, and for 72 hours."""
-        return idempotent.run(
+        """Invite a person to a tenant. The link works once and for 72 hours. It goes by mail where a sender is set,
+        and is in this response alone.
+        """
+        return _mailed(
+            idempotent,
+            invitation_mail,
             lambda session: _invite(session, tenant_id, data, principal, pepper, console_url),
-            stored=invitations.without_link,
         )
 
     @post("/invitations", sync_to_thread=True)
@@ -183,12 +196,26 @@ class AdminPeople(Controller):
         principal: NamedDependency[Principal],
         pepper: NamedDependency[Pepper],
         console_url: NamedDependency[str],
+        invitation_mail: NamedDependency[InvitationMail],
     ) -> Response[InvitationCreated]:
-        """Invite a person to run the platform. The link is in this response alone, works once, and for 72 hours."""
-        return idempotent.run(
+        """Invite a person to run the platform. The link works once and for 72 hours. It goes by mail where a sender is
+        set, and is in this response alone.
+        """
+        return _mailed(
+            idempotent,
+            invitation_mail,
             lambda session: _invite(session, None, data, principal, pepper, console_url),
-            stored=invitations.without_link,
         )
+
+
+def _mailed(
+    idempotent: IdempotentRequest, mail: InvitationMail, make: Callable[[Session], InvitationCreated]
+) -> Response[InvitationCreated]:
+    """The answer with a new link, which is sent by mail once the invitation is committed. A replay sends nothing."""
+    answer = idempotent.run(make, stored=invitations.without_link)
+    if isinstance(answer.content, InvitationCreated):
+        answer.content = msgspec.structs.replace(answer.content, mailed=mail.send(answer.content))
+    return answer
 
 
 def _invite(

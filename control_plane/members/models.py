@@ -1,4 +1,5 @@
-"""Tables of the members room: people, their roles at tenants, invitations, the console's sessions, failed sign-ins.
+"""Tables of the members room: people, their roles at tenants, invitations, the console's sessions, failed sign-ins, and
+commands that wait for a person.
 
 Secrets are stored as hashes, except for the secret of the second factor, which is sealed.
 """
@@ -87,8 +88,26 @@ class ConsoleSession(SQLModel, table=True):
     confirmed_at: datetime = Field(default_factory=clock.now, sa_type=DateTime(timezone=True))
 
 
+class DeviceAuthorization(SQLModel, table=True):
+    """A command that waits for a person to confirm its sign-in. ``tenant_id`` and ``user_id`` are those of the person
+    who typed its code.
+    """
+
+    __tablename__ = "device_authorizations"
+
+    device_hash: str = Field(primary_key=True, sa_type=Text, description="Of the secret that the command polls with.")
+    code_hash: str = Field(unique=True, sa_type=Text, description="Of the code that the person types.")
+    label: str = Field(sa_type=Text)
+    address: str = Field(sa_type=Text)
+    tenant_id: str | None = Field(default=None, foreign_key="tenants.id", sa_type=Text)
+    user_id: str | None = Field(default=None, foreign_key="users.id", sa_type=Text)
+    polled_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
+    confirmed_at: datetime | None = Field(default=None, sa_type=DateTime(timezone=True))
+    expires_at: datetime = Field(sa_type=DateTime(timezone=True))
+
+
 class SignInTries(SQLModel, table=True):
-    """Failed sign-ins of one e-mail address, or from one IP address, since ``since``."""
+    """Failed sign-ins of one e-mail address, or wrong codes of commands that one person typed, since ``since``."""
 
     __tablename__ = "sign_in_tries"
 

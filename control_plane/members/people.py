@@ -82,8 +82,8 @@ def remove(session: Session, tenant_id: str, user_id: str, *, actor: str) -> Non
     member = _locked(session, tenant_id, user_id)
     if member.role == "owner":
         _require_another_owner(session, tenant_id, user_id)
+    sessions.end(session, user_id)  # first: without the membership, the tenant sees them no longer
     session.delete(member)
-    sessions.end(session, user_id)
     audit.record(session, actor=actor, action="member.removed", target=user_id, tenant_id=tenant_id)
 
 

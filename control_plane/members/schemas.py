@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from control_plane.api_keys.schemas import ApiKeyCreated
 from control_plane.members.roles import PlatformRole, TenantRole
 from core import fields
 from core.fields import about
@@ -76,4 +77,56 @@ class InvitationCreated(msgspec.Struct, frozen=True, kw_only=True):
     role: Annotated[str, fields.ROLE]
     link: Annotated[str | None, about("Where the person accepts. It is shown once: send it to the person.")]
     created_at: Annotated[datetime, fields.CREATED_AT]
+    expires_at: Annotated[datetime, fields.EXPIRES_AT]
+    mailed: Annotated[bool, about("Whether the mail server took a mail with the link.")] = False
+
+
+class NewDeviceAuthorization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A command asks for a code."""
+
+    label: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=100, pattern=fields.ONE_LINE)],
+        about("Name of its machine, for the person who confirms it."),
+    ]
+
+
+class DeviceCodes(msgspec.Struct, frozen=True, kw_only=True):
+    """``code`` is for the person, who types it at ``url``; ``device_code`` is the command's secret for its polls."""
+
+    device_code: str
+    code: str
+    url: str
+    poll_s: int
+    expires_at: Annotated[datetime, fields.EXPIRES_AT]
+
+
+class DevicePoll(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A command asks whether its code was confirmed."""
+
+    device_code: Annotated[Annotated[str, msgspec.Meta(max_length=100)], about("The secret that came with the code.")]
+
+
+class DeviceKey(msgspec.Struct, frozen=True, kw_only=True):
+    """All null until a person has confirmed the code; then once the key of the command, and where it is used."""
+
+    key: ApiKeyCreated | None = None
+    tenant: str | None = None
+    gateway_url: str | None = None
+
+
+class TypedCode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The code that a person typed, with or without its dash."""
+
+    code: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=40)], about("Eight letters, as the command shows them.")
+    ]
+
+
+class DeviceLoginView(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that waits. ``id`` is its code, ``scopes`` what its key will be able to do."""
+
+    id: Annotated[str, fields.ID]
+    label: str
+    address: str
+    scopes: Annotated[list[str], fields.SCOPES]
     expires_at: Annotated[datetime, fields.EXPIRES_AT]

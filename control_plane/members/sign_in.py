@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import Engine, case, delete
+from sqlalchemy import case, delete
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
@@ -19,7 +19,6 @@ from control_plane.members.passwords import NO_PASSWORD, is_password
 from control_plane.members.second_factor import SecondFactors
 from control_plane.settings import ConsoleSettings
 from core import clock
-from core.db import unit_of_work
 from core.errors import TooManyRequests, Unauthenticated
 
 WRONG: Final = "E-mail address, password or code is wrong. Codes change every 30 seconds and count once."
@@ -77,15 +76,14 @@ def remove_old_tries(session: Session, rules: ConsoleSettings) -> None:
     session.execute(delete(SignInTries).where(col(SignInTries.since) <= oldest))
 
 
-def confirm(engine: Engine, session_id: str, user_id: str, password: str, rules: ConsoleSettings) -> bool:
+def confirm(session: Session, session_id: str, user_id: str, password: str, rules: ConsoleSettings) -> bool:
     """Whether this is the person's password; from then on the session counts as confirmed for a while. A wrong one
     counts as a failed sign-in. Raises TooManyRequests.
     """
-    with unit_of_work(engine) as session:
-        user = session.exec(select(User).where(User.id == user_id)).one()
-        check_tries(session, [user.email], rules)
-        if not is_password(password, user.password_hash):
-            count_failure(session, [user.email], rules)
-            return False
-        sessions.change(session, session_id).confirmed_at = clock.now()
-        return True
+    user = session.exec(select(User).where(User.id == user_id)).one()
+    check_tries(session, [user.email], rules)
+    if not is_password(password, user.password_hash):
+        count_failure(session, [user.email], rules)
+        return False
+    sessions.change(session, session_id).confirmed_at = clock.now()
+    return True

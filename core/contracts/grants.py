@@ -92,12 +92,16 @@ class ModelPrices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key as gateways see it, published under the HMAC of the key."""
+    """An API key as gateways see it, published under the HMAC of the key, and while it is rotated under two. ``models``
+    names the adapters, groups and base models that it may call; None stands for all.
+    """
 
     key_id: str
     tenant_id: str
     scopes: tuple[str, ...]
     limits: KeyLimits | None = None
+    models: tuple[str, ...] | None = None
+    expires_at_ms: int | None = None
 
 
 class SpendLimitGrant(msgspec.Struct, frozen=True, kw_only=True):

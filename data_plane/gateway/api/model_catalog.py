@@ -47,6 +47,11 @@ class Target:
         return self.base.id if served is None else served.route.engine_name(served.revision.id)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names that a key's list of models may have for it."""
+        return (self.base.id, self.base.hub_name) if self.adapter is None else (self.adapter.route.name,)
+
+    @property
     def rank(self) -> int:
         """The adapter's LoRA rank; 0 for a base model."""
         return 0 if self.adapter is None else self.adapter.revision.rank
@@ -71,6 +76,14 @@ def resolve(tables: Tables, tenant_id: str, model: str, *, draw: str) -> Target:
         raise _not_found(model, _unlisted(route) if model.startswith(f"{route.name}@") else "")
     chosen = weighted_winner(f"{route.adapter_id}:{alias}\0{draw}", weights)
     return Target(model, base, AdapterTarget(route, route.revisions[chosen]))
+
+
+def require_callable(caller: Caller, model: str, *names: str) -> None:
+    """Refuse a ``model`` of these names that the caller's key may not call. A key that may call a group may call its
+    members through it. Raises NotFound ``model_not_found``.
+    """
+    if not caller.may_call(*names):
+        raise _not_found(model, f" This key may call: {', '.join(caller.key.models or ())}.")
 
 
 def require_task(target: Target, kind: Kind) -> None:
@@ -123,20 +136,26 @@ def describe(tables: Tables, caller: Caller) -> list[dict[str, Any]]:
     return [
         _adapter_entry(tables, caller, name, route)
         for route in sorted(own.values(), key=lambda route: route.name)
-        if route.base_model in tables.base_models
+        if route.base_model in tables.base_models and caller.may_call(route.name)
         for name in (route.name, *(f"{route.name}:{alias}" for alias in sorted(route.aliases)))
         if _find(tables, tenant_id, name)[2]
     ] + [
         *_group_entries(tables, caller),
-        *(_base_entry(caller, route) for route in bases if route.id not in own),
+        *(
+            _base_entry(caller, route)
+            for route in bases
+            if route.id not in own and caller.may_call(route.id, route.hub_name)
+        ),
     ]
 
 
 def describe_one(tables: Tables, caller: Caller, model: str) -> dict[str, Any]:
     """One entry of the list, or one revision. Raises NotFound as ``resolve`` does."""
     if (group := find_group(tables, caller.tenant.tenant_id, model)) is not None:
+        require_callable(caller, model, group.name)
         return _group_entry(tables, caller, group)
     target = resolve(tables, caller.tenant.tenant_id, model, draw="")
+    require_callable(caller, model, *target.names)
     if target.adapter is None:
         return _base_entry(caller, target.base)
     return _adapter_entry(tables, caller, model, target.adapter.route)
@@ -168,7 +187,7 @@ def _group_entries(tables: Tables, caller: Caller) -> Iterator[dict[str, Any]]:
     """The tenant's groups and the platform's that can be called, by name."""
     tenant_id = caller.tenant.tenant_id
     for name in sorted({*tables.groups.get("", _NO_GROUPS), *tables.groups.get(tenant_id, _NO_GROUPS)}):
-        if (group := find_group(tables, tenant_id, name)) is not None:
+        if caller.may_call(name) and (group := find_group(tables, tenant_id, name)) is not None:
             with contextlib.suppress(NotFound):
                 yield _group_entry(tables, caller, group)
 

@@ -51,7 +51,7 @@ class AccessWatch:
     def _access_error(self, caller: Caller, tables: Tables) -> AppError | None:
         tenant = tables.tenants.get(caller.tenant.tenant_id)
         if caller.key.key_id not in self._key_ids or tenant is None:
-            return Unauthenticated("The API key was revoked while the answer was generated.")
+            return Unauthenticated("The API key was revoked, or expired, while the answer was generated.")
         if tenant.status != "active":
             return Forbidden("This tenant was suspended while the answer was generated.", code="tenant_suspended")
         return None

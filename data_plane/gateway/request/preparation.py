@@ -21,7 +21,7 @@ from core.line_credential import LineCredential, read_line, shown_line
 from data_plane.gateway.api.chat_template import require_tools_rendered
 from data_plane.gateway.api.client_connection import Client
 from data_plane.gateway.api.inference_request import InferenceRequest
-from data_plane.gateway.api.model_catalog import Target, find_group, require_task, resolve
+from data_plane.gateway.api.model_catalog import Target, find_group, require_callable, require_task, resolve
 from data_plane.gateway.api.openai_request import BodyLimits, Call, Kind, Parse, check_vocabulary, parse_call
 from data_plane.gateway.api.prompt_counter import PromptCounters
 from data_plane.gateway.api.schema_compiler import SchemaCompiler
@@ -146,8 +146,10 @@ class Preparation:
         tables = self._current_tables()
         if (group := find_group(tables, tenant_id, call.model)) is None:
             target = resolve(tables, tenant_id, call.model, draw=session or request_id)
+            require_callable(caller, call.model, *target.names)
             request = await self._for_target(asked, tables, target)
         else:
+            require_callable(caller, call.model, group.name)
             request = await self._for_group(asked, tables, group)
         client.phases.request = request
         return request

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from core import api_keys
+from core import api_keys, clock
 from core.contracts.grants import KeyGrant, Limits, TenantGrant
 from core.errors import Forbidden, Unauthenticated
 from core.line_credential import LineCredential
@@ -31,6 +31,10 @@ class Caller(msgspec.Struct, frozen=True):
                 each for each in limits.service_classes if own.service_classes is None or each in own.service_classes
             ),
         )
+
+    def may_call(self, *names: str) -> bool:
+        """Whether the key may call a model that has these names."""
+        return self.key.models is None or not set(self.key.models).isdisjoint(names)
 
 
 def authenticate(headers: Iterable[tuple[bytes, bytes]], tables: Tables, *peppers: bytes) -> Caller:
@@ -62,6 +66,8 @@ def _caller(grant: KeyGrant | None, tables: Tables) -> Caller:
     tenant = None if grant is None else tables.tenants.get(grant.tenant_id)
     if grant is None or tenant is None:
         raise Unauthenticated("This API key is unknown or was revoked; create another key.")
+    if grant.expires_at_ms is not None and grant.expires_at_ms <= clock.now_ms():
+        raise Unauthenticated("This API key has expired; create another key.", code="api_key_expired")
     if tenant.status != "active":
         raise Forbidden("This tenant is suspended.", code="tenant_suspended")
     if "inference" not in grant.scopes:

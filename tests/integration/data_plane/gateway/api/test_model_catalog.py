@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.fixtures.gateway.published import newest_name
 from tests.fixtures.witness.answer import fingerprint
-from tests.integration.data_plane.conftest import chat
+from tests.integration.data_plane.conftest import Tenant, chat
 
 LOAD = {"tier": "store", "load_ms": 412, "stall_ms": 9}
 
@@ -130,3 +130,17 @@ def test_only_a_known_code_says_why_a_replica_cannot_load_an_adapter(stack, tena
     assert "secret" not in refused.value.response.text
     wait_until(tenant.holds_nothing)
     assert tenant.events() == []
+
+
+def test_a_key_with_models_lists_and_calls_only_these_and_the_members_of_its_groups(stack, tenant):
+    for name in ("bot", "other"):
+        stack.publisher.adapter(tenant.id, name)
+    stack.publisher.group(tenant.id, "auto", "weighted", "tiny-chat")
+    narrow = Tenant(stack, tenant.id, stack.publisher.key(tenant.id, models=("bot", "auto"))).sdk()
+    wait_until(lambda: names(narrow) == ["bot", "auto"], what="the models of the key")
+    assert [chat(narrow, model=model).model for model in ("bot", "auto")] == ["bot", "tiny-chat"]
+    for model in ("other", "tiny-chat", f"other@{'x' * 5}"):
+        with pytest.raises(openai.NotFoundError):
+            chat(narrow, model=model)
+    with pytest.raises(openai.NotFoundError, match="This key may call: bot, auto"):
+        narrow.models.retrieve("other")
