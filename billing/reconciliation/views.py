@@ -1,5 +1,6 @@
 """The values that show reconciliations to other packages."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
 
@@ -120,3 +121,27 @@ class ReconciliationRunDetail(ReconciliationRunView, frozen=True, kw_only=True):
     """A run with its differences, those that are explained too."""
 
     differences: Annotated[tuple[ReconciliationDifferenceView, ...], about("All that differed, explained or not.")]
+
+
+class LedgerAccountView(msgspec.Struct, frozen=True, kw_only=True):
+    """An account of a tenant. Debits are positive: what the tenant owes is, and what it is owed is negative."""
+
+    kind: Annotated[str, about("What the account holds, such as receivable, usage_unbilled or credits_paid.")]
+    balance_nanos: Annotated[int, about("Sum of its entries, in nanodollars.")]
+
+
+class LedgerLegView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a transfer moves on one account."""
+
+    account: Annotated[str, about("Kind of the tenant's or the platform's account; other_tenants for those of others.")]
+    amount_nanos: Annotated[int, about("Nanodollars: a debit is positive, a credit negative.")]
+
+
+class LedgerTransferView(msgspec.Struct, frozen=True, kw_only=True):
+    """One movement of value. Its legs sum to zero."""
+
+    id: Annotated[str, fields.ID]
+    kind: Annotated[str, about("What it is for, such as usage, invoice, payment or credit_grant.")]
+    invoice_id: Annotated[str | None, about("Id of the invoice that it finalizes; null for other kinds.")]
+    created_at: Annotated[datetime, fields.CREATED_AT]
+    legs: Annotated[Sequence[LedgerLegView], about("What it moves, by account.")]

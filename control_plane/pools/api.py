@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit, page_from
-from control_plane.pools import decisions, service
+from control_plane.pools import decisions, service, tenant_demand
 from control_plane.pools.schemas import (
     NewPool,
     NewPoolRevision,
@@ -20,6 +20,7 @@ from control_plane.pools.schemas import (
     PoolRevisionChoice,
     PoolRevisionView,
     PoolView,
+    TenantDemandList,
 )
 from core.db import unit_of_work
 
@@ -120,3 +121,16 @@ class AdminPools(Controller):
                 limit=limit,
                 key=lambda decision: str(decision.id),
             )
+
+
+class AdminDemand(Controller):
+    """Which tenants hold the replicas' pages, and which wait for them."""
+
+    path = "/demand"
+    tags = ("admin: pools",)
+
+    @get(sync_to_thread=True)
+    def list_tenant_demand(self, engine: NamedDependency[Engine], redis: NamedDependency[Redis]) -> TenantDemandList:
+        """List the tenants that have running or waiting requests now, the longest waits first."""
+        with unit_of_work(engine) as session:
+            return tenant_demand.read(session, redis)

@@ -23,20 +23,25 @@ _GATEWAY_AGE_MAX_MS: Final = 10_000  # a gateway whose heartbeat is older than t
 
 def gateways_demand(redis: Redis) -> list[GatewayDemand] | None:
     """The report of every live gateway; None where one is missing, or no gateway is there."""
+    found = reports_of_gateways(redis)
+    reports = [each for each in found if each is not None]
+    return reports if reports and len(reports) == len(found) else None
+
+
+def reports_of_gateways(redis: Redis) -> list[GatewayDemand | None]:
+    """The report of every live gateway; None for one that is missing or cannot be read."""
     seconds, _ = redis.time()
     ids = cast("list[bytes]", redis.zrangebyscore(redis_keys.GATEWAYS, seconds * 1000 - _GATEWAY_AGE_MAX_MS, "+inf"))
     names = [each.decode(errors="replace") for each in ids]
     if not names:
-        return None
+        return []
     keys = [*map(redis_keys.gateway, names), *map(redis_keys.gateway_demand, names)]
     values = cast("list[bytes | None]", redis.mget(keys))
-    found = [
+    return [
         None if report is None else read_demand(report)
         for alive, report in zip(values[: len(names)], values[len(names) :], strict=True)
         if alive is not None  # else it has stopped
     ]
-    reports = [each for each in found if each is not None]
-    return reports if reports and len(reports) == len(found) else None
 
 
 def pool_signals(

@@ -1,5 +1,6 @@
 """Wire types of the pools room."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -154,3 +155,28 @@ class PoolDecisionView(msgspec.Struct, frozen=True, kw_only=True):
         about("What it was computed from: the signals, how many replicas each of them asked for, and the settings."),
     ]
     created_at: Annotated[datetime, fields.CREATED_AT]
+
+
+class TenantDemandView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant's batch requests, or its others, hold and wait for on the replicas of a base model."""
+
+    base_model: Annotated[str, fields.BASE_MODEL]
+    tenant_id: Annotated[str, fields.TENANT_ID]
+    tenant: Annotated[str | None, about("Name of the tenant.")]
+    is_batch: Annotated[bool, about("Whether these are its batch requests, which leave room to all others.")]
+    tier: Annotated[int | None, about("Tier of its plan: a smaller one goes first. Null for batch.")]
+    weight: Annotated[int, fields.WEIGHT]
+    held_pages: Annotated[int, about("KV pages that its running requests hold.")]
+    waiting_pages: Annotated[int, about("KV pages that its waiting requests may take.")]
+    waiting_requests: Annotated[int, about("Requests that wait for a replica.")]
+    longest_wait_ms: Annotated[int, about("Milliseconds that the oldest of them has waited.")]
+
+
+class TenantDemandList(msgspec.Struct, frozen=True, kw_only=True):
+    """The tenants with running or waiting requests. Each gateway reports every second those with the longest waits and
+    the most pages.
+    """
+
+    gateways: Annotated[int, about("Live gateways.")]
+    gateways_without_report: Annotated[int, about("Those whose requests are missing here.")]
+    data: Annotated[Sequence[TenantDemandView], fields.DATA]

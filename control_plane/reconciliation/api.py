@@ -1,4 +1,6 @@
-"""Admin routes over stored reconciliations, and over what one request is charged for: read, amend and void it."""
+"""Admin routes over stored reconciliations, over a tenant's ledger, and over what one request is charged for: read,
+amend and void it.
+"""
 
 from functools import partial
 
@@ -9,8 +11,13 @@ from litestar.params import FromPath, JSONBody
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from billing.reconciliation import runs
-from billing.reconciliation.views import ReconciliationRunDetail, ReconciliationRunView
+from billing.reconciliation import runs, tenant_ledger
+from billing.reconciliation.views import (
+    LedgerAccountView,
+    LedgerTransferView,
+    ReconciliationRunDetail,
+    ReconciliationRunView,
+)
 from billing.usage import amendments
 from billing.usage.amendments import AmendedQuantities
 from billing.usage.views import AmendedUsageView
@@ -19,6 +26,7 @@ from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
 from control_plane.paging import Page, PageCursor, PageLimit, page_from
 from control_plane.reconciliation.schemas import AmendBody, VoidBody
+from control_plane.tenants import service as tenants
 from core.db import unit_of_work
 
 
@@ -41,6 +49,35 @@ class AdminReconciliations(Controller):
         """Get a stored reconciliation with everything that differed."""
         with unit_of_work(engine) as session:
             return runs.read_run(session, run_id)
+
+
+class AdminTenantLedger(Controller):
+    """The ledger of one tenant, to read."""
+
+    path = "/tenants/{tenant_id:str}/ledger"
+    tags = ("admin: billing",)
+
+    @get("/accounts", sync_to_thread=True)
+    def list_ledger_accounts(
+        self, tenant_id: FromPath[str], engine: NamedDependency[Engine]
+    ) -> Page[LedgerAccountView]:
+        """List the tenant's accounts with their balances, on one page."""
+        with unit_of_work(engine) as session:
+            tenants.require(session, tenant_id)
+            return Page(data=tenant_ledger.accounts(session, tenant_id))
+
+    @get("/transfers", sync_to_thread=True)
+    def list_ledger_transfers(
+        self,
+        tenant_id: FromPath[str],
+        engine: NamedDependency[Engine],
+        limit: PageLimit = 50,
+        cursor: PageCursor = None,
+    ) -> Page[LedgerTransferView]:
+        """List the transfers that touch the tenant's accounts, newest first. The legs of each sum to zero."""
+        with unit_of_work(engine) as session:
+            tenants.require(session, tenant_id)
+            return page_from(partial(tenant_ledger.transfers, session, tenant_id), cursor=cursor, limit=limit)
 
 
 class AdminRequestUsage(Controller):

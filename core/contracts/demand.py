@@ -1,5 +1,5 @@
 """What gateways report about the demand for replicas. Each gateway writes its report every second with a short expiry;
-the fleet process reads them all. How many replicas that means is not here.
+the fleet process and the admins' API read them all. How many replicas that means is not here.
 """
 
 import msgspec
@@ -33,11 +33,28 @@ class ServedDemand(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[str, ...] = ()
 
 
+class TenantDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant's batch requests on the replicas of a base model, or its others: the KV pages that running ones hold,
+    and those that waiting ones may take. The smallest ``tier`` goes first; tenants of one tier share by ``weight``.
+    """
+
+    base_model: str
+    tenant_id: str
+    is_batch: bool
+    tier: int
+    weight: int
+    held_pages: int
+    waiting_pages: int
+    waiting_requests: int
+    longest_wait_ms: int
+
+
 class GatewayDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of one gateway process."""
+    """The report of one gateway process. ``tenants`` are those with the longest waits and the most pages."""
 
     waiting: tuple[WaitingDemand, ...] = ()
     served: tuple[ServedDemand, ...] = ()
+    tenants: tuple[TenantDemand, ...] = ()
 
 
 def read_demand(encoded: bytes) -> GatewayDemand | None:

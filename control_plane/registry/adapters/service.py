@@ -1,6 +1,6 @@
 """Tenants' adapters: names for fine-tunes, within the plan's limit, and the route of each that gateways follow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
 from typing import Any, cast
@@ -13,7 +13,7 @@ from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import Select
 
 from control_plane.audit import service as audit
-from control_plane.paging import Page, page_of
+from control_plane.paging import Page, page_from
 from control_plane.registry import base_models
 from control_plane.registry.adapters import pins
 from control_plane.registry.models import Adapter, Alias, Revision
@@ -21,7 +21,7 @@ from control_plane.registry.schemas import NAME, AdapterView, NewAdapter
 from control_plane.tenants import service as tenants
 from core import clock
 from core.contracts.routes import PROD, AdapterRoute, RevisionRoute
-from core.db import database_now
+from core.db import among, database_now, newest_first
 from core.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from core.struct_types import view_of
 
@@ -89,7 +89,11 @@ def get(session: Session, *, tenant_id: str, name: str) -> AdapterView:
 def list_adapters(session: Session, *, tenant_id: str, cursor: str | None, limit: int) -> Page[AdapterView]:
     """The tenant's adapters, newest first, without those whose revisions were all rejected."""
     mine = select(Adapter).where(Adapter.tenant_id == tenant_id, col(Adapter.deleted_at).is_(None), ~_all_rejected())
-    return page_of(session, mine, col(Adapter.id), lambda row: _view(session, row), cursor=cursor, limit=limit)
+
+    def read(*, after: str | None, limit: int) -> Sequence[AdapterView]:
+        return _views(session, session.exec(newest_first(mine, col(Adapter.id), after=after, limit=limit)).all())
+
+    return page_from(read, cursor=cursor, limit=limit)
 
 
 def count(session: Session, tenant_id: str) -> int:
@@ -243,18 +247,37 @@ def _revision_route(session: Session, adapter: Adapter, revision: Revision) -> R
 
 
 def _view(session: Session, row: Adapter) -> AdapterView:
-    newest = _newest_ready(session, row)
-    prod = session.get(Alias, (row.id, PROD))
-    return view_of(
-        row,
-        AdapterView,
-        revision=newest.id if newest else None,
-        newest_ready=newest.id if newest else None,
-        serves=_only(prod.weights) if prod else newest.id if newest else None,
-        rank=newest.rank if newest else None,
-        rank_class=newest.rank_class if newest else None,
+    return _views(session, [row])[0]
+
+
+def _views(session: Session, rows: Sequence[Adapter]) -> list[AdapterView]:
+    """The views of one tenant's adapters, with two queries for all of them."""
+    ids = [row.id for row in rows]
+    last = (
+        select(func.max(Revision.id))
+        .where(col(Revision.tenant_id).in_({row.tenant_id for row in rows}), among(col(Revision.adapter_id), ids))
+        .where(Revision.status == "ready")
+        .group_by(Revision.adapter_id)
     )
+    ready = select(Revision.adapter_id, Revision.id, Revision.rank, Revision.rank_class)
+    newest = {found[0]: found for found in session.exec(ready.where(col(Revision.id).in_(last)))}
+    prods = select(Alias.adapter_id, Alias.weights).where(among(col(Alias.adapter_id), ids), Alias.name == PROD)
+    served = {adapter_id: _only(weights) for adapter_id, weights in session.exec(prods)}
+
+    def view(row: Adapter) -> AdapterView:
+        _, revision, rank, rank_class = newest.get(row.id, (row.id, None, None, None))
+        return view_of(
+            row,
+            AdapterView,
+            revision=revision,
+            newest_ready=revision,
+            serves=served.get(row.id, revision),
+            rank=rank,
+            rank_class=rank_class,
+        )
+
+    return [view(row) for row in rows]
 
 
-def _only(weights: dict[str, int]) -> str | None:
+def _only(weights: Mapping[str, int]) -> str | None:
     return next(iter(weights)) if len(weights) == 1 else None

@@ -99,7 +99,11 @@ class DemandReport:
         while self._refused and now - self._refused[0][0] > _REFUSED_S:
             self._refused.popleft()
         waiting = [*self._queue.waiting(), *(request for _, request in self._refused)]
-        return GatewayDemand(waiting=tuple(self._waiting(waiting)), served=tuple(self._served(now)))
+        return GatewayDemand(
+            waiting=tuple(self._waiting(waiting)),
+            served=tuple(self._served(now)),
+            tenants=tuple(self._queue.tenant_demands()),
+        )
 
     def _waiting(self, requests: Iterable[InferenceRequest]) -> Iterator[WaitingDemand]:
         groups: dict[tuple[str, int, frozenset[str]], list[InferenceRequest]] = {}

@@ -5,15 +5,16 @@ pool. The wait queue decides which request is assigned next.
 import asyncio
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
+from core.contracts.demand import TenantDemand
 from data_plane.gateway.admission.assignment import Assignment
 from data_plane.gateway.admission.drain_rate import DrainRate
 from data_plane.gateway.admission.fair_queue import FairQueue, QueueBounds
 from data_plane.gateway.admission.giving_way import leave
-from data_plane.gateway.api.inference_request import BATCH_TIER, InferenceRequest
+from data_plane.gateway.api.inference_request import BATCH_TIER, InferenceRequest, tenant_of_share
 from data_plane.gateway.scheduling.fair_share import (
     BacklogBounds,
     GatewayBacklog,
@@ -196,6 +197,26 @@ class PoolQueue:
         if division.share is not None and division.tier_least < BATCH_TIER:
             useful = [each for each in candidates if division.wants(each.status)]
             leave(math.ceil(self.shares.total - division.share), useful, self.shares.batch)
+
+    def tenant_demands(self, base_model: str, now_s: float) -> Iterator[TenantDemand]:
+        """What each tenant holds and waits for."""
+        held, waiting = self.shares.demands(), {account.tenant_id: account for account in self.queue.accounts()}
+        for share_id in held.keys() | waiting.keys():
+            running, account = held.get(share_id), waiting.get(share_id)
+            entries = account.waiting if account else ()
+            known, oldest = running or account, min((each.item.arrived for each in entries), default=now_s)
+            assert known is not None, "the share is in one of the two"
+            yield TenantDemand(
+                base_model=base_model,
+                tenant_id=tenant_of_share(share_id),
+                is_batch=known.tier == BATCH_TIER,
+                tier=known.tier,
+                weight=known.weight,
+                held_pages=running.held if running else 0,
+                waiting_pages=account.pages if account else 0,
+                waiting_requests=len(entries),
+                longest_wait_ms=round((now_s - oldest) * 1000),
+            )
 
     def backlog(
         self, pool: Sequence[Candidate], pages_of_pools: Mapping[str, int], bounds: BacklogBounds, now_s: float

@@ -7,12 +7,14 @@ guess from the view of this process: Redis has the last word, and a request that
 
 import asyncio
 import contextlib
+import heapq
 import random
 from collections.abc import Iterator
 from typing import Final
 
 from redis.exceptions import RedisError
 
+from core.contracts.demand import TenantDemand
 from core.errors import AppError, TooManyRequests, Unavailable
 from data_plane.gateway import metrics
 from data_plane.gateway.admission.assignment import Assignment, assign
@@ -64,6 +66,13 @@ class WaitQueue:
             for account in pool.queue.accounts():
                 for entry in account.waiting:
                     yield entry.item.request
+
+    def tenant_demands(self) -> list[TenantDemand]:
+        """The tenants with the longest waits, and of the others those that hold most, as many as a backlog names."""
+        now = asyncio.get_running_loop().time()
+        found = [each for base_model, pool in self._pools.items() for each in pool.tenant_demands(base_model, now)]
+        most = self._backlog_bounds.tenants_max
+        return heapq.nlargest(most, found, key=lambda each: (each.longest_wait_ms, each.held_pages))
 
     def patience_s(self, request: InferenceRequest) -> float:
         """How long a request may wait."""

@@ -14,6 +14,7 @@ from data_plane.gateway.api.openai_request import Call
 from data_plane.gateway.state.authenticate import Caller
 
 BATCH_TIER: Final = 1 << 20
+_BATCH_SHARE: Final = "batch "
 """The tier of batch requests in the wait queue: below that of every plan."""
 
 
@@ -76,7 +77,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Whose share of a pool the request takes: the tenant's. Its batch counts as another tenant's, so that it
         neither waits with its other requests nor takes from their share.
         """
-        return f"batch {self.tenant_id}" if self.is_batch else self.tenant_id
+        return f"{_BATCH_SHARE}{self.tenant_id}" if self.is_batch else self.tenant_id
 
     @property
     def shown_tier(self) -> ServiceTier | None:
@@ -137,3 +138,8 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
         for prompt in self.prompts:
             pages += kv_pages.pages_for(prompt + output, block_tokens)
         return pages
+
+
+def tenant_of_share(share_id: str) -> str:
+    """The tenant of a ``share_id``."""
+    return share_id.removeprefix(_BATCH_SHARE)

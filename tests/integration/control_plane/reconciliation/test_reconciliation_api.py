@@ -90,3 +90,21 @@ def test_an_unknown_request_is_a_404(api):
         api.admin.post("/api/v1/admin/usage/req_none/void", json={"reason": "x"}),
     ):
         assert (answer.status_code, answer.json()["code"]) == (404, "usage_not_found")
+
+
+def test_a_tenants_ledger_shows_its_balances_and_transfers_whose_legs_sum_to_zero(api, record, billed):
+    tenant_id, _ = billed
+    record(used(tenant_id), used(api.tenant().id))
+    root = f"/api/v1/admin/tenants/{tenant_id}/ledger"
+    (owed,) = api.admin.get(f"{root}/accounts").json()["data"]
+    newest, first = api.admin.get(f"{root}/transfers").json()["data"]
+    assert (owed["kind"], newest["kind"], newest["invoice_id"]) == ("usage_unbilled", "usage", None)
+    assert newest["id"] > first["id"]
+    legs = [{leg["account"]: leg["amount_nanos"] for leg in each["legs"]} for each in (newest, first)]
+    assert [sum(each.values()) for each in legs] == [0, 0]
+    assert set(legs[0]) == {"usage_unbilled", "revenue", "other_tenants"}
+    assert owed["balance_nanos"] == sum(each["usage_unbilled"] for each in legs)
+    page = api.admin.get(f"{root}/transfers", params={"limit": 1}).json()
+    rest = api.admin.get(f"{root}/transfers", params={"cursor": page["next_cursor"]}).json()
+    assert [page["data"], rest["data"]] == [[newest], [first]]
+    assert api.admin.get("/api/v1/admin/tenants/tn_none/ledger/accounts").status_code == 404

@@ -38,7 +38,8 @@ def report(clock, queue) -> DemandReport:
         block_tokens=lambda _base_model: 16,
         candidates=lambda: [SimpleNamespace(status=replica_status(pool="chat"), load=load)],
     )
-    return DemandReport(None, "gw_1", replicas, SimpleNamespace(waiting=lambda: iter(queue)), adapters_max=10)
+    waits = SimpleNamespace(waiting=lambda: iter(queue), tenant_demands=list)
+    return DemandReport(None, "gw_1", replicas, waits, adapters_max=10)
 
 
 def event(**changes) -> UsageEvent:

@@ -159,3 +159,16 @@ def test_other_gateways_leave_pools_alone_that_serve_none_of_what_waits():
     wants = other.gateway_share.division.wants
     assert wants(replica_status(pool="chat"))
     assert not wants(replica_status(pool="nightly"))
+
+
+def test_a_tenant_is_reported_with_what_it_holds_and_how_long_it_waits_and_its_batch_apart():
+    pool, chat, batch = PoolQueue(BOUNDS), inference_request("tn_1"), inference_request("tn_1", service_class="batch")
+    pool.shares.add(chat.share_id, 3, 1, 40)
+    for request, arrived in ((chat, 99.0), (chat, 99.5), (batch, 90.0)):
+        entry = waiting_entry(request)
+        entry.item.arrived = arrived
+        pool.queue.push(entry)
+    own, nightly = sorted(pool.tenant_demands("tiny", 100.0), key=lambda each: each.is_batch)
+    assert (own.tenant_id, own.weight, own.held_pages, own.waiting_requests, own.waiting_pages) == ("tn_1", 3, 40, 2, 4)
+    assert (own.longest_wait_ms, nightly.longest_wait_ms) == (1_000, 10_000)
+    assert (nightly.tenant_id, nightly.is_batch, nightly.held_pages, nightly.waiting_requests) == ("tn_1", True, 0, 1)
