@@ -15,7 +15,7 @@ from litestar.types import ASGIApp
 from adapters.object_store.s3 import Bucket
 from adapters.object_store.upload_store import UploadStore
 from billing.documents.pdf_maker import PdfMaker
-from control_plane import dollars, metrics
+from control_plane import dollars, metrics, tenant_scope
 from control_plane.acknowledged_answers import AcknowledgedAnswers
 from control_plane.api_keys import service as api_keys
 from control_plane.api_keys.api import ApiKeys, TenantApiKeys
@@ -43,17 +43,19 @@ from control_plane.invoices.api import AdminBilling, OwnInvoices
 from control_plane.invoices.documents_api import AdminCorrections, AdminParties, OwnDocuments
 from control_plane.limits.api import AdminSpending, SpendLimits
 from control_plane.members.api import AdminPeople, Invitations, Members
+from control_plane.members.device_api import DeviceLogins, DeviceSignIns
+from control_plane.members.invitation_mail import InvitationMail
 from control_plane.notifications.api import NotificationDeliveries, NotificationEndpoints
 from control_plane.notifications.rules import NotificationRules
 from control_plane.openapi import describe_api, describe_problems
 from control_plane.payments.api import AdminPayments, OwnPayments, pay_invoice, stripe_webhook
 from control_plane.payments.service import PaymentAccess
 from control_plane.plans.api import AdminPlans
-from control_plane.pools.api import AdminPools
+from control_plane.pools.api import AdminDemand, AdminPools
 from control_plane.publishing.api import Changes
 from control_plane.publishing.gateway_ack import AckWaiter
 from control_plane.publishing.outbox import outbox_age_s
-from control_plane.reconciliation.api import AdminReconciliations, AdminRequestUsage
+from control_plane.reconciliation.api import AdminReconciliations, AdminRequestUsage, AdminTenantLedger
 from control_plane.registry.adapters.api import Adapters, Aliases, TenantAdapters
 from control_plane.registry.api import BaseModels, admin_base_models
 from control_plane.registry.providers.api import AdminProviders
@@ -69,11 +71,12 @@ from control_plane.request_middleware import RequestContext
 from control_plane.request_paths import RequestPaths
 from control_plane.request_slots import RequestSlots
 from control_plane.settings import ControlSettings, WebSettings
+from control_plane.tenant_scope import TenantScopes
 from control_plane.tenants.api import AdminTenants, OwnTenant
 from control_plane.tenants.terms_api import AdminTenantTerms, OwnPlanOfTenant
 from control_plane.usage.api import OwnQuota, OwnUsage, TenantUsage
 from control_plane.usage.organization_api import OrganizationUsage
-from core import db, telemetry
+from core import telemetry
 from core.request_rate import RequestRate
 from core.struct_types import complete_struct_types
 
@@ -130,6 +133,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
             livez,
             readyz,
             pay_invoice,
+            DeviceSignIns,
             stripe_webhook(settings.webhooks.payments_webhook_bytes_max),
             _admin(settings, authenticator),
             _tenant(authenticator),
@@ -153,7 +157,7 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
     )
     describe_problems(app)
     metrics.OUTBOX_AGE.set_function(lambda: outbox_age_s(engine))
-    handler: ASGIApp = RequestPaths(app.asgi_handler)
+    handler: ASGIApp = TenantScopes(RequestPaths(app.asgi_handler))
     if settings.web.acknowledge_wait_ms:
         waiter = AckWaiter(engine, redis, wait_ms=settings.web.acknowledge_wait_ms)
         handler = AcknowledgedAnswers(handler, waiter)
@@ -164,12 +168,12 @@ def create_app(settings: ControlSettings, bucket: Bucket) -> Litestar:
 
 def _resources(settings: ControlSettings, bucket: Bucket) -> Resources:
     """What all requests share."""
-    engine = db.connect(settings.postgres)
+    engine = tenant_scope.connect(settings.postgres)
     report_connections = {"postgres_pool_max": settings.web.control_report_connections_max}
     redis = open_redis(settings.redis.redis_url)
     return Resources(
         engine=engine,
-        reports=db.connect(settings.postgres.model_copy(update=report_connections)),
+        reports=tenant_scope.connect(settings.postgres.model_copy(update=report_connections)),
         redis=redis,
         bucket=bucket,
         uploads=Uploads(engine, UploadStore(bucket), lifetime_s=settings.upload.upload_url_expires_s),
@@ -186,6 +190,7 @@ def _resources(settings: ControlSettings, bucket: Bucket) -> Resources:
         request_log=_request_log(settings, bucket),
         batches=settings.batches,
         console=settings.console,
+        invitation_mail=InvitationMail(settings.notifications, settings.smtp),
     )
 
 
@@ -224,6 +229,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminReplicas,
             AdminCordons,
             AdminPools,
+            AdminDemand,
             AdminModelGroups,
             AdminBatches,
             AdminProviders,
@@ -233,6 +239,7 @@ def _admin(settings: ControlSettings, authenticator: Authenticator) -> Router:
             AdminParties,
             AdminReconciliations,
             AdminRequestUsage,
+            AdminTenantLedger,
             AdminCredits,
             AdminSpending,
             AdminInvoiceDocuments,
@@ -277,6 +284,7 @@ def _tenant(authenticator: Authenticator) -> Router:
             OwnAuditEvents,
             Members,
             Invitations,
+            DeviceLogins,
             Changes,
         ],
     )

@@ -3,10 +3,13 @@
 ``python -m control_plane migrate`` runs as the owner of the tables and grants these privileges after every migration.
 So a process that is taken over can rewrite no audit row, price, ledger entry, usage record or invoice, and cannot drop
 the triggers that forbid it either. A process whose role does not exist connects as another one, with its privileges.
+``row_policies`` narrows what the web process's role may do from tables to rows.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
+
+from control_plane import row_policies
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine  # `tenora` needs only the roles' names
@@ -34,12 +37,13 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "tenants": {WEB: _CHANGE, WORKER: "SELECT, UPDATE (plan_id, status)"},  # plan changes, and unpaid tenants
     "plans": _MASTER,
     "plan_versions": {WEB: _ADD, WORKER: _READ},
-    "api_keys": _MASTER,
+    "api_keys": {WEB: _CHANGE, WORKER: "SELECT, UPDATE (revoked_at, previous_hash, previous_ends_at)"},
     "users": {WEB: _CHANGE},
     "memberships": {WEB: _CHANGE},
     "invitations": {WEB: _CHANGE},
     "console_sessions": _SHARED,
     "sign_in_tries": _SHARED,
+    "device_authorizations": _SHARED,
     "base_models": {WEB: _CHANGE, WORKER: "SELECT, UPDATE (input_token_us, output_token_us)"},
     "base_model_names": _MASTER,
     "providers": _MASTER,
@@ -50,7 +54,7 @@ PRIVILEGES: Final[Mapping[str, Mapping[str, str]]] = {
     "pool_revisions": {WEB: _ADD, WORKER: _READ},
     "pool_decisions": {WEB: _READ, WORKER: "SELECT, INSERT, DELETE"},
     "pool_needs": {WORKER: _CHANGE},
-    "adapters": _SHARED,
+    "adapters": {**_SHARED, BILLING: "SELECT (id, tenant_id, name)"},  # through adapter_names
     "aliases": _SHARED,
     "revisions": _SHARED,
     "upload_files": _SHARED,
@@ -138,20 +142,25 @@ _FUNCTIONS: Final = {
 }
 _VIEWS: Final = {
     "adapter_names": (WEB, BILLING),
+    "batch_queue": (WEB,),
     "outside_models": (WEB, BILLING),
-    "pinned_slots": (WEB, BILLING),
+    "pinned_slots": (BILLING,),
     "stored_revisions": (BILLING,),
     "usage_now": (WEB, BILLING),
 }
 
 
 def grant_privileges(engine: "Engine") -> list[str]:
-    """Grant each existing role exactly its privileges, in one transaction. Returns the roles that do not exist.
+    """Grant each existing role exactly its privileges, in one transaction, after the web role's rows are restricted.
+    Returns the roles that do not exist.
 
     ``engine`` connects as the owner of the tables.
     """
-    with engine.begin() as connection:
+    with engine.connect() as connection:
         found = set(connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars())
+    if WEB in found:
+        row_policies.apply(engine, WEB, [table for table, privileges in PRIVILEGES.items() if WEB in privileges])
+    with engine.begin() as connection:
         for role in found.intersection(ROLES):
             for statement in _statements(role):
                 connection.exec_driver_sql(statement)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlmodel import Session
 
-from control_plane import database_roles
+from control_plane import database_roles, tenant_scope
 from core import db
 from core.api_keys import is_well_formed, mint_key
 from core.errors import Unprocessable
@@ -169,9 +169,9 @@ def publish(settings: "ControlSettings") -> "Position":
 @contextmanager
 def _database(postgres: PostgresSettings) -> Iterator[Session]:
     """One transaction on a connection of its own."""
-    engine = db.connect(postgres)
+    engine = tenant_scope.connect(postgres)
     try:
-        with db.unit_of_work(engine) as session:
+        with tenant_scope.every_tenant(), db.unit_of_work(engine) as session:
             yield session
     finally:
         engine.dispose()

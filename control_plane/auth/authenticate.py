@@ -11,6 +11,7 @@ from typing import Final, Literal
 from sqlalchemy import Engine
 from sqlmodel import Session
 
+from control_plane import tenant_scope
 from core.api_keys import hash_key, is_well_formed, shown_keys
 from core.db import unit_of_work
 from core.errors import Unauthenticated
@@ -65,7 +66,7 @@ class Principal:
 @dataclass(frozen=True, kw_only=True)
 class Authenticator:
     """Finds principals by the HMAC of their key. A key with a wrong shape or checksum is refused without a lookup.
-    ``find_principal`` reads Postgres: it returns None for an unknown or revoked key.
+    ``find_principal`` reads Postgres: it returns None for an unknown, expired or revoked key.
     """
 
     engine: Engine
@@ -82,10 +83,10 @@ class Authenticator:
         key = keys.pop()
         if keys or not is_well_formed(key):
             raise Unauthenticated("This is not a valid API key. Check it for a typo or a missing part.")
-        with unit_of_work(self.engine) as session:
+        with tenant_scope.every_tenant(), unit_of_work(self.engine) as session:
             principal = self.find_principal(session, hash_key(key, self.pepper.value))
             if principal is None and self.pepper.previous is not None:
                 principal = self.find_principal(session, hash_key(key, self.pepper.previous))
         if principal is None:
-            raise Unauthenticated("This API key is unknown or was revoked; create another key.")
+            raise Unauthenticated("This API key is unknown, has expired or was revoked; create another key.")
         return principal

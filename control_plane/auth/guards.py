@@ -6,6 +6,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
+from control_plane import tenant_scope
 from control_plane.auth.authenticate import Authenticator, Principal
 from core.errors import Forbidden
 
@@ -61,5 +62,6 @@ def _authenticate(connection: ASGIConnection[Any, Any, Any, Any], authenticator:
     if principal.read_only and connection.scope.get("method") not in _READING:
         raise Forbidden("You may read this and change nothing. Ask for another role.", code="read_only")
     connection.scope["auth"] = principal
+    tenant_scope.show_rows_of(principal.tenant_id)
     state["slot"].authenticated(principal.tenant_id)
     return principal

@@ -25,6 +25,7 @@ from billing.payments.views import (
     StripeEventView,
     TopUpView,
 )
+from control_plane import tenant_scope
 from control_plane.audit.service import audited
 from control_plane.auth.authenticate import Principal
 from control_plane.idempotency.service import IdempotentRequest
@@ -260,11 +261,12 @@ def pay_invoice(
     left: Annotated[bool, QueryParameter(description="Whether the owner comes back without having paid.")] = False,
 ) -> Response[str]:
     """Lead the owner of an unpaid invoice to a page of Stripe's over what is due now. The address is the secret."""
-    shown = (
-        PayPage(200, "The invoice is not paid yet. You can pay it at this address, without what follows the ?.")
-        if left
-        else pay_page(engine, payment_access, token)
-    )
+    with tenant_scope.every_tenant():  # the token is the caller's right, and no guard has found a tenant
+        shown = (
+            PayPage(200, "The invoice is not paid yet. You can pay it at this address, without what follows the ?.")
+            if left
+            else pay_page(engine, payment_access, token)
+        )
     headers = {"cache-control": "no-store", "referrer-policy": "no-referrer"}
     if shown.url is not None:
         headers["location"] = shown.url
@@ -293,7 +295,7 @@ def stripe_webhook(body_bytes_max: int) -> HTTPRouteHandler:
         it again.
         """
         event = payment_access.event_of(raw_body, stripe_signature)
-        with unit_of_work(engine) as session:
+        with tenant_scope.every_tenant(), unit_of_work(engine) as session:
             return EventReceived(new=event_store.store(session, [event], source="webhook") == 1)
 
     return receive_stripe_event

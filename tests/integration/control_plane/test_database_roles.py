@@ -101,6 +101,15 @@ def test_every_function_finds_its_tables_in_public_and_never_among_temporary_one
     } == set()
 
 
+def test_what_triggers_check_does_not_depend_on_what_a_transaction_sees(connect):
+    """They run as the owner, and no process can put them on a table of its own. Two look at no rows."""
+    functions = connect(WEB).execute(
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND prorettype = 'trigger'::regtype"
+        " AND (NOT prosecdef OR has_function_privilege(oid, 'EXECUTE'))"
+    )
+    assert {name for (name,) in functions} == {"control_plane_audit_is_final", "billing_cost_windows_are_final"}
+
+
 @pytest.mark.parametrize(
     ("role", "statement"),
     [
@@ -115,6 +124,7 @@ def test_every_function_finds_its_tables_in_public_and_never_among_temporary_one
         (BILLING, "INSERT INTO plan_assignments DEFAULT VALUES"),
         (BILLING, "SELECT * FROM adapters"),
         (BILLING, "SELECT * FROM partitions.usage_records_default"),
+        (WEB, "SELECT * FROM partitions.usage_records_default"),
         (WEB, "UPDATE usage_replica_hours SET input_tokens = 0"),
         (WEB, "UPDATE usage_hours SET input_nanos = 0"),
         (WEB, "INSERT INTO usage_hours DEFAULT VALUES"),

@@ -61,6 +61,7 @@ def test_a_process_that_hides_a_table_behind_a_temporary_one_adds_nothing_to_wha
     }[hidden]
     url = user_url(postgres_settings.postgres_dsn, WEB).replace("+psycopg", "")
     with psycopg.connect(url, autocommit=True) as web:
+        web.execute("SET tenora.tenant_id = '*'")
         web.execute(f"CREATE TEMPORARY TABLE {hidden} (id text)")
         with pytest.raises(psycopg.errors.RestrictViolation, match="is final"):
             web.execute(further)

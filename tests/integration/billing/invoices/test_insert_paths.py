@@ -225,10 +225,25 @@ def test_the_database_refuses_every_addition(stage, final, postgres_settings, ro
             pytest.raises(sa.exc.DBAPIError, match=f"{message}|permission denied"),
             connections.begin() as connection,
         ):
+            connection.exec_driver_sql("SET LOCAL tenora.tenant_id = '*'")  # the web role's row-level security
             for sql in statements:
                 connection.execute(sa.text(sql), named(sql, final))
     connections.dispose()
     assert {table: stage.value(f"SELECT count(*) FROM {table}") for table in tables} == before
+
+
+@pytest.mark.scenario(109)
+def test_a_process_that_narrows_what_it_sees_hides_nothing_from_the_database(stage, final, postgres_settings):
+    """Row-level security shows a transaction one tenant's rows. What checks a transfer sees all of its legs."""
+    web, tenant = db.connect(as_role(postgres_settings, WEB)), final["tenant"]
+    legs = LEGS.format(debit="usage_unbilled", credit="receivable", nanos="5")
+    with pytest.raises(sa.exc.IntegrityError, match="sum to zero"), web.begin() as connection:  # noqa: PT012 - at the commit
+        connection.exec_driver_sql("SET LOCAL tenora.tenant_id = '*'")
+        connection.execute(sa.text(legs), {"tenant": tenant})
+        connection.exec_driver_sql("INSERT INTO entries SELECT 'tr_x', id, 9 FROM accounts WHERE kind = 'revenue'")
+        connection.exec_driver_sql(WHOLE.format("payment"))
+        connection.exec_driver_sql(f"SET LOCAL tenora.tenant_id = '{tenant}'")
+    web.dispose()
 
 
 LINE = """

@@ -84,8 +84,8 @@ def test_fifty_concurrent_requests_have_one_effect(api):
     assert len([key for key in client.get("/api/v1/api-keys").json()["data"] if key["name"] == "burst"]) == 1
 
 
-def test_a_repeat_during_the_first_request_is_refused_as_in_progress(engine, settings):
-    impatient = db.connect(settings.postgres)
+def test_a_repeat_during_the_first_request_is_refused_as_in_progress(engine, postgres_settings):
+    impatient = db.connect(postgres_settings)
     once = {"caller": "tn_1", "key": "slow", "request_sha256": "0" * 64}
 
     def effect(_: Session) -> str:
