@@ -19,7 +19,7 @@ from typing import Any, Final
 import click
 import openai
 
-from tenora.control_client import ControlPlaneError
+from tenora.client import TenoraError
 from tenora.demo.control import ControlPlane
 from tenora.settings import StackSettings
 from tenora.stack import daemon
@@ -93,7 +93,7 @@ def measure(settings: StackSettings, *, streams: int, rounds: int, seconds: floa
                 two.append(_tokens_per_s(admin, seconds))
                 click.echo(f"round {number} of {rounds}: one {one[-1]:.0f}, two {two[-1]:.0f} tokens/s", err=True)
         finally:
-            with contextlib.suppress(ControlPlaneError):  # it was lifted
+            with contextlib.suppress(TenoraError):  # it was lifted
                 admin.delete(_CORDON)
             ended.set()
             both_serve.set()

@@ -5,22 +5,20 @@ This is the list of its commands. What each does is imported when it runs, so th
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
 import click
 
+from tenora.account.command import invoices, keys, quota, requests, usage
+from tenora.adapters.command import adapters
 from tenora.base_models.command import base_models
 from tenora.batches.command import batches
+from tenora.chat.command import chat
 from tenora.command_line import CommandLine, json_option, show
-from tenora.control_access import Access, tenant_key_option, url_option, with_client
+from tenora.control_access import Access, tenant_access, with_client
 from tenora.fleet.command import fleet, top
+from tenora.login.command import login, logout
 from tenora.pools.command import pools
 from tenora.ray_placer.command import ray_placer
-
-if TYPE_CHECKING:
-    from tenora.control_client import ControlPlaneClient
-
-_NO_KEY: Final = "no API key; set TENORA_API_KEY to one with the scopes adapters:read and adapters:write"
 
 
 @click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,8 +26,10 @@ _NO_KEY: Final = "no API key; set TENORA_API_KEY to one with the scopes adapters
 def main() -> None:
     """Tenora on one machine: a control plane, a gateway and a vLLM replica over embedded Postgres, Valkey and S3.
 
-    State lives under TENORA_HOME (default .tenora). Every command acts on the platform that runs there. With --json, an
-    answer or an error is one JSON document on standard output, and progress goes to standard error.
+    State lives under TENORA_HOME (default .tenora). Every command acts on the platform that runs there, or on the one
+    that it is given; those of a tenant on the one where `tenora login` has signed in. With --json, an answer or an
+    error is one JSON document on standard output, and progress goes to standard error. Exits 0 when done, 1 when
+    refused or failed, 2 for wrong arguments or settings.
     """
 
 
@@ -99,19 +99,11 @@ def logs(program: str | None, *, lines: int, follow: bool) -> None:
 @click.option(
     "--promote", is_flag=True, help="Let the adapter's name serve this revision. The first ready one is served anyway."
 )
-@tenant_key_option
-@url_option
+@tenant_access
 @click.option("--timeout-s", default=600.0, show_default=True, help="Longest wait for validation.")
 @json_option
 def upload(
-    folder: Path,
-    *,
-    adapter: str,
-    base_model: str | None,
-    promote: bool,
-    key: str | None,
-    control_url: str | None,
-    timeout_s: float,
+    access: Access, folder: Path, *, adapter: str, base_model: str | None, promote: bool, timeout_s: float
 ) -> None:
     """Upload the PEFT adapter in FOLDER and wait until it is validated. Exits 0 when it is ready.
 
@@ -119,75 +111,39 @@ def upload(
     """
     from rich.console import Console
 
-    from tenora.stack.command import control_url as url_of_this_machine
     from tenora.upload.command import run_upload
 
-    if not key:
-        raise click.ClickException("no API key; set TENORA_API_KEY to one with the scope adapters:write")
-    url = control_url or url_of_this_machine()
     try:
-        ready = run_upload(
-            folder, adapter=adapter, base_model=base_model, promote=promote, url=url, key=key, timeout_s=timeout_s,
-            console=Console(stderr=True),  # as wide as the terminal is now
+        ready = with_client(
+            access,
+            lambda client: run_upload(
+                folder, client=client, adapter=adapter, base_model=base_model, promote=promote, timeout_s=timeout_s,
+                console=Console(stderr=True),  # as wide as the terminal is now
+            ),
         )  # fmt: skip
     except KeyboardInterrupt:
         raise click.ClickException("interrupted; run the same command again to resume") from None
     sys.exit(0 if ready else 1)
 
 
-@main.group()
-@tenant_key_option
-@url_option
-@click.pass_context
-def adapters(context: click.Context, *, key: str | None, control_url: str | None) -> None:
-    """List, show and delete the adapters of a tenant."""
-    context.obj = (key, control_url)
+for each in (
+    adapters, base_models, batches, chat, fleet, invoices, keys, login, logout, pools, quota, ray_placer, requests, top,
+    usage,
+):  # fmt: skip
+    main.add_command(each)
 
 
-@adapters.command("list")
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @json_option
-@click.pass_obj
-def list_adapters(access: Access) -> None:
-    """List all adapters: the newest ready revision of each, and the one that its name serves."""
-    from tenora.adapters import command
+def completion(shell: str) -> None:
+    """Print a script that completes commands and options in SHELL: eval "$(tenora completion bash)"."""
+    from click.shell_completion import get_completion_class
 
-    with_client(access, command.list_adapters, no_key=_NO_KEY)
-
-
-@adapters.command("show")
-@click.argument("name")
-@json_option
-@click.pass_obj
-def show_adapter(access: Access, name: str) -> None:
-    """Show one adapter with its aliases and revisions, and why revisions were rejected."""
-    from tenora.adapters import command
-
-    with_client(access, lambda client: command.show_adapter(client, name), no_key=_NO_KEY)
-
-
-@adapters.command("delete")
-@click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@json_option
-@click.pass_obj
-def delete_adapter(access: Access, name: str, *, yes: bool) -> None:
-    """Delete an adapter with all its revisions. This cannot be undone."""
-    from tenora.adapters import command
-
-    def delete(client: "ControlPlaneClient") -> None:
-        if not yes:
-            click.confirm(f"Delete {name} with all its revisions?", abort=True)
-        command.delete_adapter(client, name)
-
-    with_client(access, delete, no_key=_NO_KEY)
-
-
-main.add_command(base_models)
-main.add_command(batches)
-main.add_command(fleet)
-main.add_command(pools)
-main.add_command(ray_placer)
-main.add_command(top)
+    complete = get_completion_class(shell)
+    assert complete is not None, "click has these three"
+    script = complete(main, {}, "tenora", "_TENORA_COMPLETE").source()
+    show({"script": script}, lambda: script)
 
 
 @main.command()

@@ -7,11 +7,12 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from core.rank_classes import VLLM_RANKS
+from tenora.client import Tenora
 from tenora.command_line import json_option, show
 from tenora.control_access import Access, key_option, url_option, with_admin
 
@@ -36,10 +37,10 @@ def base_models(context: click.Context, *, key: str | None, control_url: str | N
 def list_base_models(access: Access) -> None:
     """List the registered base models."""
 
-    def read(client: Any) -> None:  # a ControlPlaneClient, imported late
+    def read(client: Tenora) -> None:
         found = client.items("/api/v1/admin/base-models")
         lines = [f"{each['id']}  {each['hub_name']}  context {each['context_tokens']}" for each in found]
-        show({"data": found}, lambda: click.echo("\n".join(lines)))
+        show({"data": found}, lambda: "\n".join(lines))
 
     with_admin(access, read)
 
@@ -85,7 +86,7 @@ def add_base_model(
         spec, context_tokens=min(spec.context_tokens, context), rank_max=rank, rank_classes=(rank,), task=task
     )
 
-    def register(client: Any) -> None:  # a ControlPlaneClient, imported late
+    def register(client: Tenora) -> None:
         made = client.call("POST", "/api/v1/admin/base-models", msgspec.to_builtins(served)).json()
         own = {
             "TENORA_REPLICA_ID": f"rep_{_REPLICA_NAME.sub('_', model_id)[:36]}",
@@ -98,7 +99,7 @@ def add_base_model(
         }
         facts = f"registered {model_id} ({made['hub_name']}): context {served.context_tokens}, rank up to {rank}"
         following = _next_step(own)
-        show(made | {"replica": own}, lambda: click.echo(f"{facts}\nNext, start a replica that serves it, {following}"))
+        show(made | {"replica": own}, lambda: f"{facts}\nNext, start a replica that serves it, {following}")
 
     with_admin(access, register)
 
@@ -132,7 +133,7 @@ def push_base_model(folder: Path) -> None:
             store.put(folder, weights, lambda sent: progress.advance(sending, sent))
     except AppError as error:
         raise click.ClickException(error.message) from error
-    show({"digest": weights.digest, "size_bytes": weights.size_bytes}, lambda: click.echo(weights.digest))
+    show({"digest": weights.digest, "size_bytes": weights.size_bytes}, lambda: weights.digest)
 
 
 def _object_store() -> "S3Settings":

@@ -5,20 +5,17 @@ As in ``tenora.cli``, a command imports what it needs when it runs.
 
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
-from tenora.command_line import json_option, show, wants_json
+from tenora.client import Tenora
+from tenora.command_line import dollars, json_option, show, wants_json
 from tenora.control_access import Access, key_option, send, tenant_key_option, url_option, with_client
-
-if TYPE_CHECKING:
-    from tenora.control_client import ControlPlaneClient
 
 _BATCHES: Final = "/v1/batches"
 _PAUSE: Final = "/api/v1/admin/batches/pause"
-_NO_KEY: Final = "no API key; set TENORA_API_KEY to one with the scope inference"
 _ENDED: Final = ("failed", "completed", "expired", "cancelled")
 _POLL_S: Final = 1.0
 
@@ -39,11 +36,11 @@ def batches(context: click.Context, *, control_url: str | None) -> None:
 def list_batches(control_url: str | None, *, key: str | None, limit: int) -> None:
     """List the newest batches."""
 
-    def read(client: "ControlPlaneClient") -> None:
+    def read(client: Tenora) -> None:
         found = client.call("GET", _BATCHES, params={"limit": str(limit)}).json()
-        show(found, lambda: click.echo("\n".join(map(line_of, found["data"])) or "no batches"))
+        show(found, lambda: "\n".join(map(line_of, found["data"])) or "no batches")
 
-    with_client((key, control_url), read, no_key=_NO_KEY)
+    with_client((key, control_url), read)
 
 
 @batches.command("show")
@@ -53,7 +50,7 @@ def list_batches(control_url: str | None, *, key: str | None, limit: int) -> Non
 @click.pass_obj
 def show_batch(control_url: str | None, batch_id: str, *, key: str | None) -> None:
     """Show one batch: how far it is, when it should end, what it costs, and what is wrong with its lines."""
-    with_client((key, control_url), lambda client: _show(_find(client, batch_id)), no_key=_NO_KEY)
+    with_client((key, control_url), lambda client: _show(_find(client, batch_id)))
 
 
 @batches.command()
@@ -64,13 +61,13 @@ def show_batch(control_url: str | None, batch_id: str, *, key: str | None) -> No
 def watch(control_url: str | None, batch_id: str, *, key: str | None) -> None:
     """Show the progress of a batch until it has ended. Exits 0 if it was completed."""
 
-    def read(client: "ControlPlaneClient") -> None:
+    def read(client: Tenora) -> None:
         found = _until_ended(client, batch_id)
         _show(found)
         if found["status"] != "completed":
             click.get_current_context().exit(1)
 
-    with_client((key, control_url), read, no_key=_NO_KEY)
+    with_client((key, control_url), read)
 
 
 @batches.command()
@@ -81,11 +78,11 @@ def watch(control_url: str | None, batch_id: str, *, key: str | None) -> None:
 def cancel(control_url: str | None, batch_id: str, *, key: str | None) -> None:
     """Send no further line of a batch. What has ended is kept and charged."""
 
-    def call(client: "ControlPlaneClient") -> None:
+    def call(client: Tenora) -> None:
         found = client.call("POST", f"{_path(batch_id)}/cancel").json()
-        show(found, lambda: click.echo(line_of(found)))
+        show(found, lambda: line_of(found))
 
-    with_client((key, control_url), call, no_key=_NO_KEY)
+    with_client((key, control_url), call)
 
 
 @batches.command()
@@ -112,16 +109,16 @@ def _path(batch_id: str) -> str:
     return f"{_BATCHES}/{quote(batch_id, safe='')}"
 
 
-def _find(client: "ControlPlaneClient", batch_id: str) -> dict[str, Any]:
+def _find(client: Tenora, batch_id: str) -> dict[str, Any]:
     found: dict[str, Any] = client.call("GET", _path(batch_id)).json()
     return found
 
 
 def _show(batch: dict[str, Any]) -> None:
-    show(batch, lambda: click.echo("\n".join(details_of(batch))))
+    show(batch, lambda: "\n".join(details_of(batch)))
 
 
-def _until_ended(client: "ControlPlaneClient", batch_id: str) -> dict[str, Any]:
+def _until_ended(client: Tenora, batch_id: str) -> dict[str, Any]:
     """Poll a batch, with a bar of the lines that have ended."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -146,7 +143,7 @@ def _until_ended(client: "ControlPlaneClient", batch_id: str) -> dict[str, Any]:
 
 def _note(batch: dict[str, Any]) -> str:
     """What a person wants to know beside the bar."""
-    parts = [f"{batch['request_counts']['failed']} failed", f"${batch['cost_nanos'] / 1e9:.4f}"]
+    parts = [f"{batch['request_counts']['failed']} failed", dollars(batch["cost_nanos"])]
     if batch["paused"]:
         parts.append("paused by an admin")
     if batch["service_class"] != "batch":

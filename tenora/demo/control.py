@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any, Final
 
-from tenora.control_client import ControlPlaneClient
+from tenora.client import Tenora
 from tenora.upload.client import Uploader, UploadProgress, read_folder
 
 _VERDICT_S: Final = 60
 
 
-class ControlPlane(ControlPlaneClient):
-    """Calls by method, each with the answer's JSON. All raise ``ControlPlaneError`` with the problem's text."""
+class ControlPlane(Tenora):
+    """Calls by method, each with the answer's JSON. All raise ``TenoraError`` with the problem's text."""
 
     def get(self, path: str, **params: str) -> Any:
         """The JSON of a GET."""

@@ -44,7 +44,7 @@ class Payer:
 
 
 def show_money(status: dict[str, Any], root: Path, console: Console) -> dict[str, Any]:
-    """Run and print every step. Raises ControlPlaneError or RuntimeError when a step does not happen."""
+    """Run and print every step. Raises TenoraError or RuntimeError when a step does not happen."""
     admin = ControlPlane(status["control_url"], status["admin_key"])
     money = _Money(status, admin, root, console)
     console.rule(f"Money, paid at the Stripe simulator at {status['stripe_simulator_url']}", align="left")

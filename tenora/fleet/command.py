@@ -3,16 +3,14 @@
 As in ``tenora.cli``, a command imports what it needs when it runs.
 """
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
-from tenora.command_line import json_option, show
+from tenora.client import Tenora
+from tenora.command_line import json_option, show, table
 from tenora.control_access import Access, key_option, send, url_option, with_admin
-
-if TYPE_CHECKING:
-    from tenora.control_client import ControlPlaneClient
 
 _REPLICAS: Final = "/api/v1/admin/replicas"
 _CORDONS: Final = "/api/v1/admin/cordons"
@@ -43,19 +41,17 @@ def fleet(context: click.Context, *, key: str | None, control_url: str | None) -
 def list_fleet(access: Access) -> None:
     """List all replicas, also those that start or have just failed, and all cordons."""
 
-    def read(client: "ControlPlaneClient") -> None:
+    def read(client: Tenora) -> None:
         lists = {"replicas": _REPLICAS, "cordons": _CORDONS}
         found = {name: client.call("GET", path).json()["data"] for name, path in lists.items()}
-        show(found, lambda: click.echo("\n".join(lines_of(**found))))
+        show(found, lambda: "\n".join(lines_of(**found)))
 
     with_admin(access, read)
 
 
 def lines_of(replicas: list[dict[str, Any]], cordons: list[dict[str, Any]]) -> list[str]:
     """A line for each replica, each reason and each cordon. No cell is cut off, so that ids can be copied."""
-    rows = [_COLUMNS, *(tuple(str(each[name]) for name in _COLUMNS) for each in replicas)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [table(_COLUMNS, [[each[name] for name in _COLUMNS] for each in replicas])]
     lines += [f"replica {each['id']} is {each['state']}: {each['reason']}" for each in replicas if each["reason"]]
     return lines + [f"cordoned {each['kind']} {each['name']}: {each['reason']}" for each in cordons]
 
@@ -68,11 +64,11 @@ def lines_of(replicas: list[dict[str, Any]], cordons: list[dict[str, Any]]) -> l
 def explain(access: Access, pool: str, *, limit: int) -> None:
     """Say why a POOL should have as many replicas as it should: its last decisions, the newest first."""
 
-    def read(client: "ControlPlaneClient") -> None:
+    def read(client: Tenora) -> None:
         path = f"/api/v1/admin/pools/{quote(pool, safe='')}/decisions?limit={limit}"
         found = client.call("GET", path).json()
         lines = [line for decision in found["data"] for line in explained(decision)]
-        show(found, lambda: click.echo("\n".join(lines) or "no decision yet: the fleet process has not seen the pool"))
+        show(found, lambda: "\n".join(lines) or "no decision yet: the fleet process has not seen the pool")
 
     with_admin(access, read)
 
@@ -160,7 +156,7 @@ def top(*, key: str | None, control_url: str | None, once: bool) -> None:
     from tenora.settings import StackSettings
     from tenora.stack.status import gateway_metrics_ports
 
-    def look(client: "ControlPlaneClient") -> None:
+    def look(client: Tenora) -> None:
         run_top(client, None if control_url else gateway_metrics_ports(StackSettings()), once=once)
 
     with_admin((key, control_url), look)

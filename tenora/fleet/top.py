@@ -11,9 +11,11 @@ import httpx
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from core.visible_text import visible
+from tenora.client import Tenora
 from tenora.command_line import show, wants_json
-from tenora.control_client import ControlPlaneClient
 
 _EVERY_S: Final = 1.0
 _RESIDENCIES_MAX: Final = 32  # a call for each replica that is shown with its slots
@@ -26,7 +28,7 @@ Replicas = Mapping[str, dict[str, Any]]
 """The control plane's view of each replica, by its id."""
 
 
-def run_top(client: ControlPlaneClient, gateway_ports: Sequence[int] | None, *, once: bool) -> None:
+def run_top(client: Tenora, gateway_ports: Sequence[int] | None, *, once: bool) -> None:
     """Draw until Ctrl-C; with ``once``, print one look over a second. ``gateway_ports`` are those on which gateways of
     this machine may serve their metrics, None where they are on other machines.
     """
@@ -80,7 +82,7 @@ def read_gateways(ports: Iterable[int] | None) -> list[dict[str, int]] | None:
     return None if ports is None else found
 
 
-def _read(client: ControlPlaneClient) -> Replicas:
+def _read(client: Tenora) -> Replicas:
     found = {each["id"]: each for each in client.call("GET", _REPLICAS).json()["data"]}
     for replica in list(found.values())[:_RESIDENCIES_MAX]:
         answer = client.call("GET", f"{_REPLICAS}/{replica['id']}/residency", refuse=False)
@@ -104,7 +106,7 @@ def _table(looks: Sequence[dict[str, Any]]) -> Table:
         table.add_column(column, justify="left" if column in _COLUMNS[:4] else "right")
     for each in looks:
         table.add_row(
-            each["id"], each["base_model"], each["node"], each["state"],
+            *(Text(visible(str(each[name]))) for name in ("id", "base_model", "node", "state")),
             "" if each["tokens_per_s"] is None else f"{each['tokens_per_s']:g}",
             str(each["running_requests"]), str(each["waiting_requests"]),
             f"{each.get('slots_used', '?')}/{each['slots']}",

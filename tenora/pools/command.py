@@ -3,16 +3,14 @@
 As in ``tenora.cli``, a command imports what it needs when it runs.
 """
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
+from tenora.client import Tenora
 from tenora.command_line import json_option, show
 from tenora.control_access import Access, key_option, send, url_option, with_admin
-
-if TYPE_CHECKING:
-    from tenora.control_client import ControlPlaneClient
 
 _POOLS: Final = "/api/v1/admin/pools"
 
@@ -32,9 +30,9 @@ def pools(context: click.Context, *, key: str | None, control_url: str | None) -
 def list_pools(access: Access) -> None:
     """List all pools with their replicas by revision and state."""
 
-    def read(client: "ControlPlaneClient") -> None:
+    def read(client: Tenora) -> None:
         found = client.call("GET", _POOLS).json()
-        show(found, lambda: click.echo("\n".join(map(_line, found["data"])) or "no pools"))
+        show(found, lambda: "\n".join(map(_line, found["data"])) or "no pools")
 
     with_admin(access, read)
 
@@ -124,9 +122,9 @@ def revise(access: Access, pool: str, *, weights: str | None, engine: str | None
 def revisions(access: Access, pool: str) -> None:
     """List a pool's revisions, the newest first."""
 
-    def read(client: "ControlPlaneClient") -> None:
+    def read(client: Tenora) -> None:
         found = client.items(f"{_path(pool)}/revisions")
-        show({"data": found}, lambda: click.echo("\n".join(map(_revision_line, found)) or "no revisions"))
+        show({"data": found}, lambda: "\n".join(map(_revision_line, found)) or "no revisions")
 
     with_admin(access, read)
 
@@ -149,13 +147,13 @@ def use(access: Access, pool: str, revision: int) -> None:
 def env(access: Access, pool: str, *, revision: int | None) -> None:
     """Print the variables of a replica of the pool, beside the secrets and addresses of its machine."""
 
-    def read(client: "ControlPlaneClient") -> None:
+    def read(client: Tenora) -> None:
         number = revision or client.call("GET", _path(pool)).json()["revision"]
         found = next((each for each in client.items(f"{_path(pool)}/revisions") if each["number"] == number), None)
         if found is None:
             raise click.ClickException(f"the pool {pool} has no revision {number}; see `tenora pools revisions {pool}`")
         variables = found["environment"]
-        show(variables, lambda: click.echo("\n".join(f"{name}={value}" for name, value in variables.items())))
+        show(variables, lambda: "\n".join(f"{name}={value}" for name, value in variables.items()))
 
     with_admin(access, read)
 

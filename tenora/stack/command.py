@@ -9,6 +9,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from core.visible_text import visible
+from tenora.client import Tenora
 from tenora.command_line import show, wants_json
 from tenora.settings import StackSettings
 from tenora.stack import daemon
@@ -60,7 +62,7 @@ def status(*, secrets: bool) -> bool:
 def admin_key() -> None:
     """Print the admin key."""
     key = own_admin_key()
-    show({"admin_key": key}, lambda: print(key))
+    show({"admin_key": key}, lambda: key)
 
 
 def own_admin_key() -> str:
@@ -83,7 +85,7 @@ def scale(replicas: int) -> None:
         )
     daemon.scale(settings, replicas)
     text = f"replicas that will run: {replicas}; see them start or drain with: tenora status"
-    show({"replicas": replicas}, lambda: click.echo(text))
+    show({"replicas": replicas}, lambda: text)
 
 
 def logs(program: str | None, *, last: int, follow: bool) -> None:
@@ -100,7 +102,7 @@ def logs(program: str | None, *, last: int, follow: bool) -> None:
             if wants_json():
                 print(json.dumps({"program": name, "line": line}), flush=follow)
             else:
-                print(line if program else f"{name:{width}} | {line}", flush=follow)
+                print(visible(line if program else f"{name:{width}} | {line}"), flush=follow)
 
 
 def _nothing_runs(settings: StackSettings) -> str:
@@ -113,16 +115,14 @@ def _print_status(settings: StackSettings, now: dict[str, Any]) -> None:
         _print_addresses(out, settings, now)
         out.print(programs_table(now["programs"]))
         for line in replica_lines(now):
-            out.print(line, highlight=False, soft_wrap=True)
+            out.print(visible(line), highlight=False, soft_wrap=True)
     else:
         console.print(_nothing_runs(settings), soft_wrap=True)
 
 
 def _print_first_sign_in(control_url: str) -> None:
     """As long as no person runs the platform: a link that makes the first one. Each start makes a new link."""
-    from tenora.control_client import ControlPlaneClient  # httpx takes long to import
-
-    with ControlPlaneClient(control_url, own_admin_key()) as client:
+    with Tenora(control_url, own_admin_key()) as client:
         if not client.call("GET", "/api/v1/admin/people").json()["data"]:
             made = client.call("POST", "/api/v1/admin/invitations", {"role": "admin"}).json()
             console.print("first sign-in, once and within 72 hours:", highlight=False)

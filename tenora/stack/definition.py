@@ -48,7 +48,7 @@ _KNOWN_TO: Mapping[str, tuple[str, ...]] = {
     "migrate": (_POSTGRES,),
     "admin-key": (_POSTGRES, _PEPPER),
     "publish": (*_CONTROL_PLANE, _SIGNING),
-    "web": (*_CONTROL_PLANE, _NOTIFICATIONS, _PROVIDERS, _STRIPE_WEBHOOK),
+    "web": (*_CONTROL_PLANE, _NOTIFICATIONS, _SMTP, _PROVIDERS, _STRIPE_WEBHOOK),
     "worker": (*_CONTROL_PLANE, _SIGNING),
     "fleet": (_POSTGRES, _REDIS),
     "batch": (_POSTGRES, _PEPPER, _S3_KEY, _S3_SECRET),

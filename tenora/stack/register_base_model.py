@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from adapters.base_model_spec import describe
 from data_plane.engine.settings import ReplicaSettings
-from tenora.control_client import ControlPlaneClient
+from tenora.client import Tenora
 from tenora.settings import StackSettings
 from tenora.stack.base_model import HUB_NAME, MODEL_ID
 from tenora.stack.secrets_file import load_secrets
@@ -19,7 +19,7 @@ _COPIES: Final = ("unsloth/SmolLM2-135M-Instruct", "unsloth/SmolLM2-135M-Instruc
 
 def register(settings: StackSettings) -> None:
     """POST the base model's description, and names of its copies unless an admin has set names. Idempotent. Raises
-    ControlPlaneError on any refusal.
+    TenoraError on any refusal.
     """
     stack = running_stack(settings)
     serves = ReplicaSettings(
@@ -33,7 +33,7 @@ def register(settings: StackSettings) -> None:
         rank_classes=(serves.engine_rank_max,),
     )
     path = "/api/v1/admin/base-models"
-    with ControlPlaneClient(stack.addresses.control_url, stack.admin_key_file.read_text().strip()) as client:
+    with Tenora(stack.addresses.control_url, stack.admin_key_file.read_text().strip()) as client:
         registered = client.call("POST", path, msgspec.to_builtins(served)).json()
         if not registered["names"]:
             client.call("PUT", f"{path}/{MODEL_ID}/names", {"names": _COPIES})

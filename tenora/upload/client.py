@@ -18,7 +18,7 @@ import msgspec
 
 from adapters.validation.file_rules import REQUIRED_FILES, missing_files
 from core.contracts.routes import PROD
-from tenora.control_client import ControlPlaneClient, ControlPlaneError, refusal
+from tenora.client import Tenora, TenoraError, refusal
 from tenora.upload.transport import SendFailed, parts_of, send
 
 _ROUNDS_MAX: Final = 3
@@ -33,7 +33,7 @@ _HASH_CHUNK_BYTES: Final = 1 << 20
 _CONFIG_BYTES_MAX: Final = 1 << 20
 
 
-class UploadFailed(ControlPlaneError):
+class UploadFailed(TenoraError):
     """The upload failed. The message names the fix."""
 
 
@@ -74,7 +74,7 @@ def read_folder(path: Path) -> Folder:
 class Uploader:
     """One tenant's uploads through one control plane."""
 
-    def __init__(self, client: ControlPlaneClient, progress: UploadProgress) -> None:
+    def __init__(self, client: Tenora, progress: UploadProgress) -> None:
         self._client = client
         self._progress = progress
 
@@ -96,7 +96,7 @@ class Uploader:
         if wanted is None or self._is_for(existing["base_model"], wanted):
             return False
         if existing["newest_ready"] is None:
-            with suppress(ControlPlaneError):  # the name is free if all that was uploaded to it was rejected
+            with suppress(TenoraError):  # the name is free if all that was uploaded to it was rejected
                 self._create(name, wanted)
                 return True
         raise UploadFailed(
@@ -136,7 +136,7 @@ class Uploader:
         """
         try:
             revision = self._announce(folder, adapter)
-        except ControlPlaneError:
+        except TenoraError:
             if created:
                 self._client.call("DELETE", f"/api/v1/adapters/{adapter}", refuse=False)
             raise

@@ -9,29 +9,29 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.spinner import Spinner
 
 from core.contracts.routes import PROD
+from core.visible_text import visible
+from tenora.client import Tenora
 from tenora.command_line import show
-from tenora.control_client import ControlPlaneClient
 from tenora.upload.client import Uploader, UploadProgress, read_folder
 
 
 def run_upload(
     folder: Path,
     *,
+    client: Tenora,
     adapter: str,
     base_model: str | None,
     promote: bool,
-    url: str,
-    key: str,
     timeout_s: float,
     console: Console,
 ) -> bool:
     """Upload, let the adapter's name serve the revision if ``promote``, print the report and what is served. Returns
-    whether the revision is ready. Raises ``ControlPlaneError``.
+    whether the revision is ready. Raises ``TenoraError``.
     """
     found = read_folder(folder)
     if found.left_out:
         _print(console, f"not uploaded (not part of an adapter): {', '.join(found.left_out)}")
-    with _Display(console) as display, ControlPlaneClient(url, key) as client:
+    with _Display(console) as display:
         uploader = Uploader(client, display.progress())
         created = uploader.ensure_adapter(adapter, wanted=base_model, named=found.base_model)
         revision = uploader.upload(found, adapter, timeout_s=timeout_s, created=created)
@@ -95,9 +95,9 @@ def _show(
             _print(console, f'model="{adapter}" still serves {serves or "several revisions"}; to move it: {how}')
         for alias, target in aliases.items():
             if alias != PROD and target != revision["id"]:
-                route = f'PUT /api/v1/adapters/{adapter}/aliases/{alias} {{"revision": "{revision["id"]}"}}'
+                how = f"tenora adapters promote {adapter} {revision['id']} --alias {alias}"
                 shown = target or "several revisions"
-                _print(console, f'model="{adapter}:{alias}" still serves {shown}; to move it: {route}')
+                _print(console, f'model="{adapter}:{alias}" still serves {shown}; to move it: {how}')
     else:
         _print(console, f"{revision['id']} is rejected:")
         for problem in report["problems"]:
@@ -112,5 +112,5 @@ def _show(
 
 
 def _print(console: Console, text: str) -> None:
-    """A paragraph, which a terminal may wrap but nothing truncates. Tenants' text is never interpreted as markup."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """A paragraph, which a terminal may wrap but nothing truncates. Text of others is never markup or a command."""
+    console.print(visible(text), markup=False, highlight=False, soft_wrap=True)

@@ -7,6 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from tenora import cli
+from tenora.client import TenoraError
+from tenora.command_line import table
 
 GROUPS = {"": cli.main} | {
     f"{name} ": each for name, each in cli.main.commands.items() if isinstance(each, click.Group)
@@ -64,6 +66,25 @@ def test_an_error_is_one_message_or_one_json_document(tenora, arguments, status,
     in_json = tenora(*arguments, "--json")
     assert (in_json.exit_code, in_json.stderr) == (status, "")
     assert text in json.loads(in_json.stdout)["error"]["message"]
+
+
+def test_text_of_others_cannot_steer_the_terminal(tenora, monkeypatch):
+    def refuse(*_: object, **__: object):
+        raise TenoraError("no adapter \x1b[2J\u202e", {"code": "adapter_not_found"})
+
+    monkeypatch.setattr("tenora.client.Tenora.call", refuse)
+    arguments = ("adapters", "show", "x", "--control-url", "http://c")
+    assert tenora(*arguments).stderr == "Error: no adapter \\u001b[2J\\u202e\n"
+    in_json = tenora(*arguments, "--json").stdout
+    assert "\x1b" not in in_json
+    assert json.loads(in_json)["error"] == {"message": "no adapter \x1b[2J\u202e", "code": "adapter_not_found"}
+    assert table(["name"], [["a\x1bb"], [None]]) == "name\na\\u001bb\n-"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_completion(tenora, shell):
+    assert f"_TENORA_COMPLETE={shell}_complete" in tenora("completion", shell).stdout
+    assert tenora("completion", "tcsh").exit_code == 2
 
 
 def test_an_invalid_setting_is_an_error_in_json_as_well(tenora, monkeypatch):

@@ -9,7 +9,7 @@ from adapters.object_store.multipart import MIB
 from adapters.settings import PART_BYTES_MIN
 from core.settings import RedisSettings
 from tenora.cli import main
-from tenora.control_client import ControlPlaneClient
+from tenora.client import Tenora
 from tenora.upload.client import Uploader, UploadProgress, read_folder
 from tenora.upload.transport import parts_of, send
 from tests.conftest import running_valkey
@@ -108,7 +108,7 @@ def test_an_upload_says_what_the_name_and_each_alias_serve_and_promote_moves_it(
     second_folder = write_adapter(tmp_path / "second", BASE, rank=8, seed=2)
     done = tenora_upload(judging, judged, second_folder)
     assert f'\nmodel="bot" still serves {first["id"]}; to move it: repeat this command with --promote' in done.output
-    assert f'\nmodel="bot:canary" still serves {first["id"]}; to move it: PUT ' in done.output
+    assert f'\nmodel="bot:canary" still serves {first["id"]}; to move it: tenora adapters promote bot ' in done.output
     assert "serves it too" not in done.output
     done = tenora_upload(judging, judged, second_folder, "--promote")
     assert '\nmodel="bot" serves it too\n' in done.output
@@ -131,13 +131,15 @@ def test_adapters_are_listed_with_whole_ids_on_a_narrow_terminal(judging, judged
     error = document(absent)["error"]
     assert (absent.exit_code, error["status"], error["request_id"][:4]) == (1, 404, "req_")
     assert document(other)["error"]["status"] == 404
-    asked = CliRunner().invoke(main, ["adapters", "delete", "bot"], env={"TENORA_API_KEY": ""}, input="y\n")
+    asked = CliRunner().invoke(
+        main, ["adapters", "delete", "bot"], env={"TENORA_API_KEY": "", "XDG_CONFIG_HOME": "/nowhere"}, input="y\n"
+    )
     assert (asked.exit_code, "no API key" in asked.output, "Delete bot" in asked.output) == (1, True, False)
 
 
 def test_only_what_is_missing_is_sent_again(api, tenant, folder):
     sizes, sent = [], []
-    with ControlPlaneClient(api.url, tenant.key) as client:
+    with Tenora(api.url, tenant.key) as client:
         uploader = Uploader(client, UploadProgress(sending=sizes.append, sent=sent.append))
         uploader.ensure_adapter("bot", wanted=None, named=BASE.id)
         found = read_folder(folder)
