@@ -29,8 +29,8 @@ class NotificationSettings(DeploymentSettings):
     )
     notifications_email_from: str | None = Field(
         default=None,
-        description="Sender of alerts by e-mail, such as billing@example.com. Without it, no e-mail is sent, and "
-        "tenants cannot register e-mail addresses.",
+        description="Sender of alerts and invitations by e-mail, such as billing@example.com. Without it, no e-mail is "
+        "sent, and tenants cannot register e-mail addresses.",
     )
     notifications_allow_loopback: bool = Field(
         default=False,
@@ -130,9 +130,11 @@ class DeliverySettings(Fragment):
 
 
 class SmtpSettings(Fragment):
-    """The mail server of alerts. Only the billing worker needs it."""
+    """The mail server of alerts, which the billing worker sends, and of invitations, which the web process sends."""
 
-    smtp_host: str = Field(default="localhost", min_length=1, description="Mail server that sends alerts.")
+    smtp_host: str = Field(
+        default="localhost", min_length=1, description="Mail server that sends alerts and invitations."
+    )
     smtp_port: int = Field(default=587, ge=1, le=65_535, description="Port of the mail server.")
     smtp_security: Literal["starttls", "tls", "none"] = Field(
         default="starttls",

@@ -1,4 +1,5 @@
-"""The routes of a person's own account: password, second factor, sessions, theme, and which tenant is shown.
+"""The routes of a person's own account: password, second factor, sessions, theme and shortcuts, and which tenant
+is shown.
 
 These belong to a person and not to a tenant, so the API has no routes for them.
 """
@@ -29,12 +30,10 @@ from control_plane.members.passwords import hash_password, is_password, require_
 from control_plane.members.second_factor import SecondFactors, new_totp_secret, totp_uri, turn_off
 from control_plane.tenants import service as tenants
 from core import clock
-from core.db import unit_of_work
 from core.errors import AppError, Forbidden, InvalidRequest, NotFound, Unauthenticated
 
 Form = Mapping[str, str]
 _SECRET: Final = re.compile("[A-Z2-7]{32}")
-_THEMES: Final = ("system", "light", "dark")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +66,12 @@ class AccountRoutes:
         return self.frame.page(visit.request, "account.html", context, status=error.status if error else 200)
 
     def _own_sessions(self, user_id: str) -> list[Any]:
-        with unit_of_work(self.frame.visits.engine) as session:
+        with self.frame.visits.transaction() as session:
             return list(sessions.own(session, user_id))
 
     async def _change(self, visit: Visit, change: str, form: Form) -> Answer:
-        if change == "theme":
-            theme = form.get("theme", "")
-            answer = self.frame.redirect("/account", notice="Theme changed.")
-            return self.frame.with_theme(answer, theme if theme in _THEMES else "system")
+        if change in ("theme", "shortcuts"):
+            return self.frame.prefer(change, form.get(change, ""))
         do = _CHANGES.get(change)
         if do is None:
             raise NotFound("There is no such form. Reload the page.")
@@ -90,12 +87,12 @@ class AccountRoutes:
     def _do(self, do: "_Change", visit: Visit, form: Form) -> "_Done":
         visits, person = self.frame.visits, visit.person
         try:
-            with unit_of_work(visits.engine) as session:
+            with visits.transaction() as session:
                 sign_in.check_tries(session, [person.email], visits.settings)
                 locked = select(User).where(User.id == person.user_id).with_for_update()
                 return do(session, session.exec(locked).one(), visit, form)
         except Unauthenticated:  # counted in a transaction of its own, since this one is rolled back
-            with unit_of_work(visits.engine) as session:
+            with visits.transaction() as session:
                 sign_in.count_failure(session, [person.email], visits.settings)
             raise
 

@@ -19,6 +19,7 @@ from control_plane.console.page_routes import PageRoutes
 from control_plane.console.playground import PlaygroundKeys
 from control_plane.console.playground_routes import PlaygroundRoutes
 from control_plane.console.rendering import Renderer
+from control_plane.console.search_routes import SearchRoutes
 from control_plane.console.sign_in_routes import SignInRoutes
 from control_plane.console.visit import HttpRequest, SignInNeeded, Visits
 from control_plane.dependencies import Resources
@@ -55,6 +56,7 @@ def console_router(
             *FormRoutes(frame=frame, pages=pages).handlers(),
             *SignInRoutes(frame=frame).handlers(),
             *AccountRoutes(frame=frame, pages=pages).handlers(),
+            *SearchRoutes(frame=frame, pages=pages).handlers(),
             *PlaygroundRoutes(frame=frame, pages=pages, keys=PlaygroundKeys(resources.pepper)).handlers(),
         ],
         exception_handlers={

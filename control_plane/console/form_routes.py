@@ -25,13 +25,20 @@ from core.errors import InvalidRequest, NotFound
 
 _CHANGES: Final = ("POST", "PUT", "PATCH", "DELETE")
 _MATTERS: Final = re.compile(
-    r".*/(api-keys|invitations|recovery-links|members|setup|portal|top-ups|rotate-secret|void|write-off|close)"
+    r".*/(api-keys|invitations|recovery-links|members|setup|portal|top-ups|rotate|rotate-secret|void|write-off|close"
+    r"|device-authorizations/[^/]+/confirm)"
 )
 """Changes that ask for the password again, beside every deletion and every change of a member."""
 _SCRIPTED: Final = re.compile(r"/api/v1/adapters(/[a-z0-9-]+/revisions(/rev_\w+/complete)?)?")
 """What the console's scripts call, with POST."""
 _SHOWN_ONCE: Final = ("key", "secret", "link", "url")
 """Fields that only the first answer has, or that lead to a page at Stripe."""
+
+_CHANGED_MEANWHILE: Final = {
+    "detail": "Somebody changed this meanwhile. The page shows what holds now, and the form what you typed. Send it "
+    "again to apply it.",
+    "code": "changed_meanwhile",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +88,8 @@ class FormRoutes:
         except InvalidRequest as error:
             problem = {"detail": error.message, "code": error.code, "param": error.param}
             return await self._refused(visit, back, RefusedForm(error.status, problem, typed(rest), path))
+        if await self._has_changed(visit, back, own.get("_seen", "")):
+            return await self._refused(visit, back, RefusedForm(409, _CHANGED_MEANWHILE, typed(rest), path))
         if method == "DELETE" and not body:
             body = None
         answer = await visit.api(method, path, body=body, key=own.get("_key", ""))
@@ -94,6 +103,18 @@ class FormRoutes:
             target = target.replace("{id}", quote(made["id"], safe=""))
         return self.frame.redirect(target, notice=f"{own.get('_done') or 'Done.'} {_in_force(made)}")
 
+    async def _has_changed(self, visit: Visit, back: str, seen: str) -> bool:
+        """Whether a read of the form's page says something else now: ``seen`` is its name and its version then."""
+        name, _, version = seen.partition(":")
+        where, _, query = back.partition("?")
+        if not version or (found := page_at(where)) is None:
+            return False
+        page, parameters = found
+        if (read := page.reads_for(parameters, query).get(name)) is None:
+            return False
+        answer = await visit.api("GET", read[0], query=read[1])
+        return answer.ok and answer.version != version
+
     async def _refused(self, visit: Visit, back: str, refusal: RefusedForm) -> Answer:
         """The form's page again, with what was typed and what is wrong."""
         where, _, query = back.partition("?")
@@ -104,10 +125,13 @@ class FormRoutes:
 
     async def _confirm(self, visit: Visit, password: str) -> bool:
         """Whether this is the person's password, after which changes need none for a while."""
-        person, visits = visit.person, self.frame.visits
-        return bool(password) and await asyncio.to_thread(
-            sign_in.confirm, visits.engine, person.session_id, person.user_id, password, visits.settings
-        )
+        return bool(password) and await asyncio.to_thread(_is_password, visit, password)
+
+
+def _is_password(visit: Visit, password: str) -> bool:
+    person, visits = visit.person, visit.visits
+    with visits.transaction() as session:
+        return sign_in.confirm(session, person.session_id, person.user_id, password, visits.settings)
 
 
 def _in_force(made: Any) -> str:  # a decoded answer

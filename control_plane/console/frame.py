@@ -17,11 +17,11 @@ from control_plane.console.pages import PAGES, PLAYGROUND, ConsolePage
 from control_plane.console.rendering import Renderer
 from control_plane.console.visit import HttpRequest, SignInNeeded, Visits, sign_in_path
 from control_plane.members.sessions import SignedIn
-from control_plane.settings import LOCAL_GATEWAY
 from core.errors import AppError, InvalidRequest
 
 _NOTICE: Final = "tenora_notice"
-_THEME: Final = "tenora_theme"
+_PREFERENCES: Final = {"theme": ("system", "light", "dark"), "shortcuts": ("on", "off")}
+"""What a browser keeps in a cookie for a year: its values, the first of which holds without one."""
 _FORM_FIELDS_MAX: Final = 500
 
 Answer = Response[Any]
@@ -49,18 +49,18 @@ class Frame:
     def page(self, request: HttpRequest, template: str, context: Mapping[str, Any], *, status: int = 200) -> Answer:
         """A page in the frame of the request's person, with the notice that the last form left."""
         person: SignedIn | None = request.scope["state"].get("person")
-        settings = self.visits.settings
-        notice, theme = unquote(request.cookies.get(_NOTICE, "")), request.cookies.get(_THEME, "")
+        notice = unquote(request.cookies.get(_NOTICE, ""))
         frame = {
             "person": person,
             "path": request.url.path,
             "notice": notice,
-            "theme": theme if theme in ("light", "dark") else "system",
-            "navigation": self._navigation(person),
+            "theme": _preference(request, "theme"),
+            "shortcuts": _preference(request, "shortcuts") == "on",
+            "navigation": self.navigation(person),
             "operations": self.api_routes.operations,
             "new_key": lambda: secrets.token_hex(16),
             "console_url": self.visits.url(request),
-            "gateway_url": (settings.gateway_public_url or settings.gateway_url or LOCAL_GATEWAY).rstrip("/"),
+            "gateway_url": self.visits.settings.gateway_address,
             "request_id": request.scope["state"]["request_id"],
             "refusal": None,
             "query": dict(parse_qsl(request.url.query, keep_blank_values=True)),
@@ -78,9 +78,12 @@ class Frame:
             answer.set_cookie(Cookie(key=_NOTICE, value=value, path="/", httponly=True, samesite="lax", max_age=60))
         return answer
 
-    def with_theme(self, answer: Answer, theme: str) -> Answer:
-        """The answer, with the theme for all further pages."""
-        answer.set_cookie(Cookie(key=_THEME, value=theme, path="/", httponly=True, samesite="lax", max_age=31_536_000))
+    def prefer(self, name: str, value: str) -> Answer:
+        """Keep a preference of this browser. Raises KeyError for one that does not exist."""
+        answer = self.redirect("/account", notice=f"{name.capitalize()} changed.")
+        kept = value if value in _PREFERENCES[name] else _PREFERENCES[name][0]
+        cookie = Cookie(key=f"tenora_{name}", value=kept, path="/", httponly=True, samesite="lax", max_age=31_536_000)
+        answer.set_cookie(cookie)
         return answer
 
     def problem(self, request: HttpRequest, status: int, problem: Mapping[str, Any]) -> Answer:
@@ -116,7 +119,7 @@ class Frame:
         detail = "This is our fault. Quote the request id when you report it."
         return self.problem(request, 500, {"detail": detail, "code": "internal_error"})
 
-    def _navigation(self, person: SignedIn | None) -> list[tuple[str, list[ConsolePage]]]:
+    def navigation(self, person: SignedIn | None) -> list[tuple[str, list[ConsolePage]]]:
         """The pages that the person may open, by group."""
         if person is None:
             return []
@@ -131,6 +134,11 @@ class Frame:
             if page.group and allowed:
                 groups.setdefault(page.group, []).append(page)
         return list(groups.items())
+
+
+def _preference(request: HttpRequest, name: str) -> str:
+    value = request.cookies.get(f"tenora_{name}", "")
+    return value if value in _PREFERENCES[name] else _PREFERENCES[name][0]
 
 
 async def form_fields_of(request: HttpRequest) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 key gets. The console has no other way to read or change anything of a tenant.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,11 @@ class ApiAnswer:
     def body(self) -> Any:  # JSON, as the route's type says
         """The body, decoded; None for an empty one."""
         return msgspec.json.decode(self.content) if self.content else None
+
+    @property
+    def version(self) -> str:
+        """Names what the answer said, so that a form can tell whether it has changed since."""
+        return hashlib.sha256(self.content).hexdigest()[:16]
 
     @property
     def problem(self) -> dict[str, Any] | None:

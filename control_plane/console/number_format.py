@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Final
 
-from core.money import NANOS_PER_CENT, format_plain_usd
+from core.money import NANOS_PER_CENT, cents_to_nanos, format_plain_usd, round_to_cents
 
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
@@ -25,6 +26,17 @@ def usd(nanos: int | None) -> str:
     sign, plain = ("-", format_plain_usd(-nanos)) if nanos < 0 else ("", format_plain_usd(nanos))
     whole, _, fraction = plain.partition(".")
     return f"{sign}${int(whole):,}.{fraction.ljust(2, '0')}"
+
+
+def about_usd(nanos: int) -> str:
+    """Nanodollars in dollars to the cent, marked where that is not exact."""
+    rounded = cents_to_nanos(round_to_cents(nanos))
+    return f"{'' if rounded == nanos else '≈ '}{usd(rounded)}"
+
+
+def quantity(value: str | int) -> str:
+    """An exact decimal number, which JSON has as text, with commas."""
+    return f"{Decimal(value):,}"
 
 
 def cents(value: int | None) -> str:
@@ -64,5 +76,13 @@ def ago(at: datetime, now: datetime) -> str:
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
-    {"number": number, "usd": usd, "cents": cents, "ms": ms, "size": size}
+    {
+        "number": number,
+        "usd": usd,
+        "about_usd": about_usd,
+        "quantity": quantity,
+        "cents": cents,
+        "ms": ms,
+        "size": size,
+    }
 )

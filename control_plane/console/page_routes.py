@@ -70,7 +70,16 @@ class PageRoutes:
         subject = found[page.subject]
         if subject.problem is not None:
             return self.frame.problem(visit.request, subject.status, _for_people(subject.problem))
-        context: dict[str, Any] = {"page": page, "reads": reads, "parameters": parameters, "refusal": refusal, **found}
+        versions = {name: answer.version for name, answer in found.items()}
+        context: dict[str, Any] = {
+            "page": page,
+            "path": page.path_for(parameters),  # a refused form was sent to another one
+            "reads": reads,
+            "versions": versions,
+            "parameters": parameters,
+            "refusal": refusal,
+            **found,
+        }
         return self.frame.page(visit.request, page.template, context, status=refusal.status if refusal else 200)
 
     async def _raw(self, request: HttpRequest, path: str) -> Answer:

@@ -7,10 +7,14 @@ page is refused with the same status. Where another read is refused, its part of
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 from urllib.parse import quote, unquote
 
+from core import clock
+
 _PARAMETER: Final = re.compile(r"{(\w+)}")
+_MONTH: Final = timedelta(days=30)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +49,22 @@ class ConsolePage:
         found = re.fullmatch(pattern, path)
         return None if found is None else {name: unquote(value) for name, value in found.groupdict().items()}
 
+    def path_for(self, parameters: Mapping[str, str]) -> str:
+        """The path with its parameters filled in."""
+        return _filled(self.path, parameters)
+
     def reads_for(self, parameters: Mapping[str, str], query: str) -> dict[str, tuple[str, str]]:
-        """Path and query of each read."""
+        """Path and query of each read. ``{month_ago}`` stands for the day 30 days ago."""
+        values = {**parameters, "month_ago": (clock.now() - _MONTH).strftime("%Y-%m-%dT00:00:00Z")}
         made = {}
         for name, template in self.reads.items():
-            filled = _PARAMETER.sub(lambda found: quote(parameters[found[1]], safe=""), template)
-            path, _, own = filled.partition("?")
+            path, _, own = _filled(template, values).partition("?")
             made[name] = (path, _merged(own, query) if name == self.queried else own)
         return made
+
+
+def _filled(template: str, parameters: Mapping[str, str]) -> str:
+    return _PARAMETER.sub(lambda found: quote(parameters[found[1]], safe=""), template)
 
 
 def _merged(own: str, query: str) -> str:
@@ -114,13 +126,26 @@ PAGES: Final = (
         },
     ),
     ConsolePage(
+        path="/deletions/{revocation_id}",
+        template="deletion.html",
+        title="Deletion",
+        reads={"revocation": "/api/v1/revocations/{revocation_id}"},
+    ),
+    ConsolePage(
         path="/keys",
         template="keys.html",
         title="Keys",
         group="Build",
         key="k",
         queried="keys",
-        reads={"keys": "/api/v1/api-keys", "usage": "/api/v1/usage?bucket=1d&group_by=key"},
+        reads={"keys": "/api/v1/api-keys", "usage": "/api/v1/usage?bucket=1d&group_by=key&start={month_ago}"},
+    ),
+    ConsolePage(path="/login-code", template="login_code.html", title="Sign in a command", reads={"me": "/api/v1/me"}),
+    ConsolePage(
+        path="/login-code/{code}",
+        template="login_confirm.html",
+        title="Sign in a command",
+        reads={"login": "/api/v1/device-authorizations/{code}"},
     ),
     ConsolePage(
         path="/requests",
@@ -254,6 +279,13 @@ PAGES: Final = (
         },
     ),
     ConsolePage(
+        path="/admin/tenants/{tenant_id}/ledger",
+        template="admin_ledger.html",
+        title="Ledger",
+        queried="transfers",
+        reads={"accounts": f"{_T}/ledger/accounts", "transfers": f"{_T}/ledger/transfers"},
+    ),
+    ConsolePage(
         path="/admin/plans",
         template="admin_plans.html",
         title="Plans",
@@ -281,6 +313,13 @@ PAGES: Final = (
             "cordons": "/api/v1/admin/cordons",
             "pools": "/api/v1/admin/pools",
         },
+    ),
+    ConsolePage(
+        path="/admin/fairness",
+        template="admin_fairness.html",
+        title="Fairness",
+        group="Platform",
+        reads={"demand": "/api/v1/admin/demand"},
     ),
     ConsolePage(
         path="/admin/pools/{pool}",

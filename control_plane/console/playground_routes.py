@@ -14,7 +14,6 @@ from control_plane.console.frame import Answer, Frame, form_fields_of
 from control_plane.console.page_routes import PageRoutes
 from control_plane.console.playground import KEY_LIMITS, MODELS_MAX, Pane, PlaygroundKeys, answers, body_of
 from control_plane.console.visit import HttpRequest, Visit
-from core.db import unit_of_work
 from core.errors import AppError, Forbidden, InvalidRequest, Unavailable
 
 
@@ -95,12 +94,12 @@ class PlaygroundRoutes:
 
     def _find(self, tenant_id: str, user_id: str) -> str | None:
         """The stored secret; None where there is none, or where its key was revoked."""
-        with unit_of_work(self.frame.visits.engine) as session:
+        with self.frame.visits.transaction() as session:
             secret = self.keys.find(session, tenant_id, user_id)
             return secret if secret is not None and self.frame.visits.is_valid(session, secret) else None
 
     def _keep(self, tenant_id: str, user_id: str, secret: str) -> None:
-        with unit_of_work(self.frame.visits.engine) as session:
+        with self.frame.visits.transaction() as session:
             self.keys.keep(session, tenant_id, user_id, secret)
 
 

@@ -3,9 +3,8 @@
 Also the headers that every page carries, so that a browser runs only the console's own scripts and styles.
 """
 
-import re
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +12,12 @@ import jinja2
 from litestar import Response
 from markupsafe import Markup
 
-from control_plane.console import charts, number_format
+from control_plane.console import charts, commands, number_format
 from control_plane.console.assets import Assets
 from core import clock
+from core.visible_text import visible
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
-_INVISIBLE: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
-)
 
 
 def security_headers(connect: str = "") -> dict[str, str]:
@@ -59,9 +56,11 @@ class Renderer:
             "url": self.url,
             "asset": lambda name: self.url(assets.path_of(name)),
             "now": clock.now,
+            "days_ago": _days_ago,
             "charts": charts,
+            "commands": commands,
         }
-        self._environment.filters |= {**number_format.FILTERS, "time": _time}
+        self._environment.filters |= {**number_format.FILTERS, "time": _time, "labelled": _labelled}
 
     def url(self, path: str) -> str:
         """The path as browsers see it."""
@@ -75,9 +74,7 @@ class Renderer:
 
 def _visible(value: Any) -> Any:  # any value of a template
     """Text with what would be invisible, or turn the direction of the text around it, written as its code."""
-    if isinstance(value, str) and not isinstance(value, Markup) and _INVISIBLE.search(value):
-        return _INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
-    return value
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _time(value: str | datetime | int | None) -> Markup:
@@ -92,3 +89,16 @@ def _time(value: str | datetime | int | None) -> Markup:
     return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
         at.isoformat(), at.strftime("%Y-%m-%d %H:%M:%S"), number_format.ago(at, clock.now())
     )
+
+
+def _days_ago(days: int) -> str:
+    """The instant some days ago, as a query of the API takes it: the start of that hour."""
+    return (clock.now() - timedelta(days=days)).strftime("%Y-%m-%dT%H:00:00Z")
+
+
+def _labelled(cells: Markup, heads: Sequence[str]) -> Markup:
+    """The cells of a row, each with the head of its column, which narrow screens show beside it."""
+    before, *rest = cells.split("<td")
+    texts = [head.removeprefix(">") for head in heads] + [""] * len(rest)
+    named = (Markup('<td data-head="{}"').format(text) + each for text, each in zip(texts, rest, strict=False))
+    return Markup("").join([before, *named])

@@ -7,16 +7,14 @@ from typing import Any, Final
 from litestar import Response, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
-from sqlalchemy import Engine
 from sqlmodel import Session
 
 from control_plane.console.frame import Answer, Frame, form_fields_of
-from control_plane.console.visit import HttpRequest, inside
+from control_plane.console.visit import HttpRequest, Visits, inside
 from control_plane.members import invitations, sessions, sign_in
 from control_plane.members.models import User
 from control_plane.members.second_factor import SecondFactors
 from control_plane.tenants import service as tenants
-from core.db import unit_of_work
 from core.errors import AppError, Unauthenticated
 
 _HASHES_AT_ONCE: Final = 4
@@ -80,10 +78,10 @@ class SignInRoutes:
     def _start(self, request: HttpRequest, given: dict[str, str]) -> str:
         """A new session. A failure is counted in a transaction of its own."""
         visits, email = self.frame.visits, given.get("email", "").strip().lower()[:254]
-        with unit_of_work(visits.engine) as session:
+        with visits.transaction() as session:
             sign_in.check_tries(session, [email], visits.settings)
         try:
-            with unit_of_work(visits.engine) as session:
+            with visits.transaction() as session:
                 user = sign_in.sign_in(
                     session,
                     SecondFactors(visits.pepper),
@@ -94,7 +92,7 @@ class SignInRoutes:
                 )
                 return self._session(session, user, request)
         except Unauthenticated:
-            with unit_of_work(visits.engine) as session:
+            with visits.transaction() as session:
                 sign_in.count_failure(session, [email], visits.settings)
             raise
 
@@ -108,7 +106,7 @@ class SignInRoutes:
         visits.require_same_origin(request)
         person = await asyncio.to_thread(visits.find, request)
         if person is not None:
-            await asyncio.to_thread(_end, visits.engine, person.user_id, person.session_id)
+            await asyncio.to_thread(_end, visits, person.user_id, person.session_id)
         answer = self.frame.redirect("/sign-in", notice="You are signed out.")
         answer.set_cookie(visits.end_cookie(request))
         return answer
@@ -122,7 +120,7 @@ class SignInRoutes:
 
     def _invited(self, token: str) -> dict[str, Any]:
         """The person, role and tenant of an invitation. Raises NotFound."""
-        with unit_of_work(self.frame.visits.engine) as session:
+        with self.frame.visits.transaction() as session:
             found = invitations.find(session, token, self.frame.visits.pepper.value)
             tenant = None if found.tenant_id is None else tenants.get(session, found.tenant_id).name
             return {"email": found.email, "role": found.role, "tenant": tenant}
@@ -152,12 +150,12 @@ class SignInRoutes:
         factor. Wrong passwords count as failures.
         """
         visits = self.frame.visits
-        with unit_of_work(visits.engine) as session:
+        with visits.transaction() as session:
             invited = invitations.find(session, token, visits.pepper.value).email
             email = (invited or given.get("email", "").strip().lower())[:254]
             sign_in.check_tries(session, [email], visits.settings)
         try:
-            with unit_of_work(visits.engine) as session:
+            with visits.transaction() as session:
                 user = invitations.accept(
                     session,
                     token,
@@ -170,7 +168,7 @@ class SignInRoutes:
                     return "", False
                 return self._session(session, user, request), user.platform_role is not None
         except Unauthenticated:
-            with unit_of_work(visits.engine) as session:
+            with visits.transaction() as session:
                 sign_in.count_failure(session, [email], visits.settings)
             raise
 
@@ -180,6 +178,6 @@ def address_of(request: HttpRequest) -> str:
     return request.client.host if request.client else ""
 
 
-def _end(engine: Engine, user_id: str, session_id: str) -> None:
-    with unit_of_work(engine) as session:
+def _end(visits: Visits, user_id: str, session_id: str) -> None:
+    with visits.transaction() as session:
         sessions.end(session, user_id, session_id)

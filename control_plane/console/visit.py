@@ -1,5 +1,7 @@
 """A request of a browser: who sends it, what it may do, and the answers of the API that its page needs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -10,6 +12,7 @@ from litestar.datastructures import Cookie
 from sqlalchemy import Engine
 from sqlmodel import Session
 
+from control_plane import tenant_scope
 from control_plane.api_keys import service as api_keys
 from control_plane.auth.authenticate import Pepper, Principal
 from control_plane.console.in_process_api import ApiAnswer, InProcessApi
@@ -90,12 +93,20 @@ class Visits:
         secure = self.is_https(request)
         return Cookie(key=self._cookie_name(request), value="", path="/", secure=secure, httponly=True, max_age=0)
 
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """A transaction about people, who may belong to several tenants. Of a tenant, pages read only what the API
+        shows.
+        """
+        with tenant_scope.every_tenant(), unit_of_work(self.engine) as session:
+            yield session
+
     def find(self, request: HttpRequest) -> SignedIn | None:
         """The person of the request's cookie. Reads Postgres: call it in a thread."""
         token = request.cookies.get(self._cookie_name(request))
         if not token or len(token) > 100:
             return None
-        with unit_of_work(self.engine) as session:
+        with self.transaction() as session:
             return sessions.find(session, token, self.pepper.value, self.settings)
 
     def is_valid(self, session: Session, key: str) -> bool:

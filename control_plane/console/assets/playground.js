@@ -49,6 +49,17 @@ async function run() {
   }
 }
 
+/** The call of the first model as curl, with what is typed. */
+function showCall() {
+  const typed = new FormData(form);
+  const messages = ["system", "user"].filter((role) => typed.get(role)).map((role) => ({ role, content: typed.get(role) }));
+  const numbers = ["max_tokens", "temperature", "top_p", "seed"].filter((name) => typed.get(name)).map((name) => [name, Number(typed.get(name))]);
+  const call = { model: typed.get("model0"), messages, ...Object.fromEntries(numbers) };
+  const at = document.querySelector("[data-call]");
+  if (at) at.textContent = JSON.stringify(call).replaceAll("'", "'\\''");
+}
+
+form.addEventListener("input", showCall);
 form.addEventListener("submit", (event) => { event.preventDefault(); run(); });
 form.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); run(); } });
 stop.addEventListener("click", () => running.abort());

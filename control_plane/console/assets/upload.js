@@ -1,5 +1,5 @@
 // Uploads the folder of an adapter: checked and hashed here, announced through the console, sent straight to the bucket.
-// Its Idempotency-Key is made of the files, as `tenora adapters push` makes it, so the same folder goes on in any browser.
+// Its Idempotency-Key is made of the files, as `tenora upload` makes it, so the same folder goes on in any browser.
 
 const CONFIG = "adapter_config.json";
 const WEIGHTS = "adapter_model.safetensors";
@@ -27,7 +27,7 @@ function say(/** @type {string} */ text) {
 }
 
 /** POST to the API as the person who is signed in. */
-async function call(/** @type {string} */ path, /** @type {unknown} */ body, key = "") {
+async function call(/** @type {string} */ path, /** @type {unknown} */ body = undefined, key = "") {
   const headers = { "content-type": "application/json", ...(key ? { "idempotency-key": key } : {}) };
   const answer = await fetch(`${root}/do${path}`, { method: "POST", headers, body: body === undefined ? "" : JSON.stringify(body), signal: stopped.signal });
   if (answer.redirected) throw new Refused("Your session has ended. Sign in, and choose the same folder to go on.");
@@ -50,7 +50,7 @@ async function checked(/** @type {File[]} */ files) {
     const other = files.find((file) => /\.(bin|pt|pth|pkl)$/.test(file.name));
     throw new Refused(`${WEIGHTS} is not in this folder.${other ? ` ${other.name} is a pickle, which can run code: save with safe_serialization=True.` : ""}`);
   }
-  if (!weights.size || weights.size > HASHED_BYTES_MAX) throw new Refused(`${WEIGHTS} has ${weights.size} bytes. Larger ones than 2 GB go with: tenora adapters push`);
+  if (!weights.size || weights.size > HASHED_BYTES_MAX) throw new Refused(`${WEIGHTS} has ${weights.size} bytes. Larger ones than 2 GB go with: tenora upload`);
   let settings;
   try {
     settings = JSON.parse(await config.text());

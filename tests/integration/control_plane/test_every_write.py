@@ -35,6 +35,7 @@ FOR_GATEWAYS = {
     ("PUT", f"{ADMIN}/cordons/{{kind}}/{{target}}"),
     ("DELETE", f"{ADMIN}/cordons/{{kind}}/{{target}}"),
     ("POST", f"{OWN}/api-keys"),
+    ("POST", f"{OWN}/api-keys/{{key_id}}/rotate"),
     ("DELETE", f"{OWN}/api-keys/{{key_id}}"),
     ("POST", f"{OWN}/spend-limits"),
     ("DELETE", f"{OWN}/spend-limits/{{limit_id}}"),

@@ -49,6 +49,8 @@ NOT_IN_A_SCHEMA = {
     ("POST", "/api/v1/admin/pools", "rank_max"),
     ("POST", "/api/v1/admin/pools", "replicas_min"),  # at most replicas_max
     ("PATCH", "/api/v1/admin/pools/{pool}", "replicas_min"),
+    ("POST", "/api/v1/admin/pools", "tokens_min"),  # at most tokens_max
+    ("PATCH", "/api/v1/admin/pools/{pool}", "tokens_min"),
     ("POST", "/api/v1/admin/pools/{pool}/revisions"),  # settings of an engine, and what a first revision needs
     ("POST", "/api/v1/admin/base-models", "tokenizer_json"),
     ("POST", "/api/v1/admin/base-models", "rank_max"),

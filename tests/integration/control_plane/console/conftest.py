@@ -22,4 +22,4 @@ def operator(walk):
 def ids(existing, walk):
     lines = walk.tenant.http.get(f"/api/v1/invoices/{existing['invoice_id'][0]}/explain").json()["data"]
     line = next(each["line"]["id"] for each in lines if each["requests_url"])
-    return existing | {"line_id": [line], "request_id": ["req_unknown"]}
+    return existing | {"line_id": [line], "request_id": ["req_unknown"], "code": ["BBBB-BBBB"]}

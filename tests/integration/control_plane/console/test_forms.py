@@ -16,12 +16,16 @@ def owner(api):
 def test_a_key_is_shown_once_and_revoked(owner, api):
     browser = owner.browser
     browser.open("/keys")
+    assert dict(browser.form("Create key").fields)["expires_in_days:int"] == "90"
     browser.send("Create key", name="ticket-prod")
     secret = re.search(r"tnr_live_\w+", browser.last.text)[0]
     assert api.client(secret).get("/api/v1/me").json()["scopes"] == ["inference"]
     assert "OPENAI_API_KEY" in browser.text
     assert browser.last.headers["cache-control"] == "no-store"
     assert secret not in browser.open("/keys").text
+    browser.send("Rotate key", overlap="1h")
+    assert secret != re.search(r"tnr_live_\w+", browser.last.text)[0]
+    assert "the one before it ends" in browser.open("/keys").text
     browser.send("Revoke key")
     assert "Key revoked" in browser.text
     assert api.client(secret).get("/api/v1/me").status_code == 401
@@ -45,6 +49,16 @@ def test_a_refused_form_keeps_what_was_typed_and_names_the_field(owner):
     assert answer.status_code == 400
     assert dict(browser.form("Create adapter").fields)["name"] == "Not A Name"
     assert 'aria-invalid="true"' in answer.text
+
+
+def test_a_form_that_was_refused_twice_keeps_its_page_and_can_be_sent_again(owner):
+    browser = owner.browser
+    browser.open("/keys")
+    for name in ("x" * 200, "y" * 200):
+        assert browser.send("Create key", name=name).status_code == 400
+    assert dict(browser.form("Create key").fields)["name"] == "y" * 200
+    browser.send("Create key", name="short")
+    assert "tnr_live_" in browser.last.text
 
 
 def test_a_change_that_matters_asks_for_the_password_again(owner, engine):
@@ -178,3 +192,18 @@ def test_a_role_changes_what_its_table_says_and_nothing_else(walk, people, role)
         answer = people[role].browser.post(f"/do{target}", [("_method", method), ("_back", "/limits"), ("zz", "1")])
         may = role in CHANGED_BY[path.split("/")[3]]
         assert (answer.status_code == 403) != may, f"{role} {method} {path}: {answer.status_code}"
+
+
+def test_of_two_people_who_edit_the_later_sees_both_versions_first(api):
+    tenant, (first, second) = api.tenant(), (admin(api).browser, admin(api).browser)
+    page = f"/admin/tenants/{tenant.id}"
+    for browser in (first, second):
+        browser.open(page)
+    first.send("Change limits", limits__kv_pages_as_int="64")
+    refused = second.send("Change limits", limits__kv_pages_as_int="32")
+    assert (refused.status_code, "Somebody changed this meanwhile" in second.text) == (409, True)
+    path = f"/api/v1/admin/tenants/{tenant.id}"
+    assert api.admin.get(path).json()["limits"]["kv_pages"] == 64
+    assert dict(second.form("Change limits").fields)["limits.kv_pages:int"] == "32"
+    second.send("Change limits")
+    assert api.admin.get(path).json()["limits"]["kv_pages"] == 32

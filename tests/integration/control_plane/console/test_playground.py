@@ -5,52 +5,19 @@ stack, where the page was tried by hand.
 """
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from control_plane.settings import ConsoleSettings, WebSettings
 from tests.fixtures.control_plane.api import control_settings
 from tests.fixtures.control_plane.browser import join
-
-
-class _Gateway(BaseHTTPRequestHandler):
-    """Streams the model's name, refuses the model "none", and notes the keys that it was called with."""
-
-    protocol_version = "HTTP/1.1"
-    keys: list[str] = []  # noqa: RUF012 - the server makes the handlers
-
-    def do_POST(self):
-        self.keys.append(self.headers["authorization"].removeprefix("Bearer "))
-        call = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if call["model"] == "none":
-            error = {"message": "model: there is no such model.", "code": "model_not_found"}
-            return self._send(404, json.dumps({"error": error}).encode(), "application/json")
-        events = [{"choices": [{"delta": {"content": part}}]} for part in ("I am ", call["model"])]
-        events.append({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}})
-        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-        return self._send(200, body.encode(), "text/event-stream")
-
-    def _send(self, status: int, body: bytes, media_type: str) -> None:
-        self.send_response(status)
-        self.send_header("content-type", media_type)
-        self.send_header("content-length", str(len(body)))
-        self.send_header("x-request-id", "req_of_the_test")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
+from tests.fixtures.control_plane.streaming_gateway import StreamingGateway, streaming_gateway
 
 
 @pytest.fixture
 def gateway():
-    _Gateway.keys.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Gateway) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with streaming_gateway() as url:
+        yield url
 
 
 @pytest.fixture
@@ -84,8 +51,8 @@ def test_models_answer_side_by_side_and_a_failure_is_its_panes_own(person):
 def test_calls_are_made_with_one_limited_key_of_the_member_that_pages_never_show(person, api):
     run(person.browser)
     run(person.browser)
-    secret = _Gateway.keys[0]
-    assert set(_Gateway.keys) == {secret}
+    secret = StreamingGateway.keys[0]
+    assert set(StreamingGateway.keys) == {secret}
     key = person.browser.open("/keys").text
     assert "Playground of Ana" in key
     assert secret not in key
@@ -100,7 +67,7 @@ def test_a_revoked_key_is_made_again(person):
     person.browser.send("Revoke key")
     run(person.browser).raise_for_status()
     assert "I am first" in person.browser.text
-    assert len(set(_Gateway.keys)) == 2
+    assert len(set(StreamingGateway.keys)) == 2
 
 
 def test_a_script_gets_all_panes_as_one_stream(person):
@@ -110,7 +77,7 @@ def test_a_script_gets_all_panes_as_one_stream(person):
     lines = [json.loads(line) for line in answer.text.splitlines()]
     whole = {line["pane"]: line for line in lines if line["whole_ms"] is not None}
     assert {number: pane["text"] for number, pane in whole.items()} == {0: "I am first", 1: "I am second"}
-    assert whole[0]["usage"] == {"prompt_tokens": 9, "completion_tokens": 2}
+    assert whole[0]["usage"] == {"prompt_tokens": 9, "completion_tokens": 3}
     assert len(lines) > 2
 
 
@@ -121,7 +88,7 @@ def test_a_script_gets_all_panes_as_one_stream(person):
 )
 def test_a_wrong_field_is_named_and_nothing_is_called(person, fields):
     assert run(person.browser, **fields).status_code == 400
-    assert _Gateway.keys == []
+    assert StreamingGateway.keys == []
     assert "Who are you?" in person.browser.last.text
 
 
