@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-fleet demo-serving test test-unit test-profile test-clients test-deploy test-prometheus test-ray soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
+.PHONY: help setup demo demo-fleet demo-serving test test-unit test-profile test-clients test-deploy test-prometheus test-ray test-browser screenshots soak coverage chaos fuzz bench lint fmt types contracts check up down reference lock
 PYTHON ?= python3.11
 export TENORA_FLAVOR ?= cpu
 # uv leaves bytecode to the first run. A machine that never writes it pays 8 s of CPU time in each process that imports vLLM.
@@ -52,6 +52,12 @@ test-deploy: setup ## the Helm chart against Kubernetes' schemas, and two gatewa
 
 test-prometheus: setup ## each failure mode on witnesses, and what a real Prometheus says of it (downloads Debian's)
 	@sh requirements/prometheus.sh && $(PYTEST) --suite all -m prometheus
+
+test-browser: setup ## every page of the console in a real Chromium, light and dark, phone and desktop, with axe; flows by keyboard (downloads Debian's)
+	@sh requirements/browser.sh && $(PYTEST) --suite all -m browser tests/browser
+
+screenshots: setup ## a picture of every page of the console into .browser/screenshots, the chosen ones into docs/screenshots (downloads Chromium)
+	@sh requirements/browser.sh && $(BIN)/python -m tests.browser.screenshots
 
 fuzz: setup ## look for uploads that the header reader misreads, for FUZZ_SECONDS (60)
 	@$(BIN)/python tests/fuzz/fuzz_header.py $(or $(FUZZ_SECONDS),60)

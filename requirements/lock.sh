@@ -14,6 +14,8 @@ uv pip compile $common clients.in -o clients.lock
 # Beside cpu.lock: the same versions of what both have.
 # shellcheck disable=SC2086
 uv pip compile $common --constraint cpu.lock ray.in -o ray.lock
+# shellcheck disable=SC2086
+uv pip compile $common --constraint cpu.lock browser.in -o browser.lock
 # One lock for each process's image, with the versions that the tests run. A lock that is there would pull in its own versions.
 rm -f gateway.lock control.lock
 for process in gateway control; do

@@ -47,6 +47,7 @@ LEFT_OUT = {
     "ray": "{} tests of Ray deselected: `make test-ray` runs them",
     "clients": "{} client tests deselected: `make test-clients` installs them",
     "deploy": "{} tests of deploy/ deselected: `make test-deploy` runs them",
+    "browser": "{} tests in a browser deselected: `make test-browser` runs them",
     "prometheus": "{} tests of Prometheus deselected: `make test-prometheus` runs them",
     "stripe_live": "{} tests at Stripe deselected: `pytest -m stripe_live`, TENORA_STRIPE_LIVE_TEST_KEY set",
 }
@@ -127,7 +128,7 @@ def _reason_to_leave_out(item: pytest.Item, suite: str) -> str | None:
     client = item.get_closest_marker("clients")
     if client is not None and not (CLIENTS / client.args[0]).exists():
         return "clients"
-    for marker in ("deploy", "prometheus", "ray", "stripe_live"):
+    for marker in ("browser", "deploy", "prometheus", "ray", "stripe_live"):
         if item.get_closest_marker(marker) and not _asks_for(marker, item.config):
             return marker
     if suite == "functional" and _is_soak(item):

@@ -19,6 +19,7 @@ WITHOUT = {
     "control_plane.worker": (*MODELS, "alembic", "reportlab", "stripe", "aiohttp"),
     "control_plane.operations": (*MODELS, "alembic", "reportlab", "stripe", "boto3", "litestar", "redis"),
     "billing.worker": (*MODELS, "alembic", "reportlab", "stripe", "boto3", "litestar"),
+    "tenora.client": (*MODELS, *SQL, "httpx", "click", "rich", "pydantic", "msgspec"),
     "tenora.cli": (*MODELS, *SQL, "redis", "httpx", "pydantic", "rich"),
 }
 

@@ -113,7 +113,18 @@ def test_a_new_revision_is_tried_given_traffic_and_rolled_back(serving, run):
 def test_a_key_is_rotated_without_an_interruption(platform, serving, run):
     tenant, _ = serving()
     assert len(words(run(tenant, "rotate-a-key.md"))) == 1
-    assert tenant.http.get("/api/v1/me").status_code == 401
+    assert tenant.http.get("/api/v1/me").status_code == 200  # the secret before it, during the overlap
+
+
+def test_the_command_shows_the_account_asks_a_model_and_moves_an_adapter(serving, run):
+    tenant, old = serving()
+    printed = run(tenant, "use-the-command.md")
+    assert re.search(r"^requests_per_minute +0 +600$", printed, re.MULTILINE)
+    assert "tnr_live_…" in printed
+    asked, as_json, promoted, rolled_back = re.findall("fp[0-9a-f]{12}", printed)
+    assert asked == as_json == rolled_back != promoted
+    (prod,) = tenant.http.get("/api/v1/adapters/shop-voice/aliases").json()["data"]
+    assert prod["revision"] == old
 
 
 def test_errors_have_the_parts_that_the_page_explains(serving, run):
