@@ -22,7 +22,8 @@ from benchmarks.billing.seed import seed
 from benchmarks.goals import judged, report
 from benchmarks.load import quantile
 from control_plane import database_roles
-from control_plane.console.pages import PAGES, ConsolePage
+from control_plane.console.console_page import ConsolePage
+from control_plane.console.pages import PAGES
 from control_plane.settings import WebSettings
 from core.settings import RedisSettings, S3Settings
 from tenora.stack import embedded_servers

@@ -13,7 +13,8 @@ from litestar.exceptions import HTTPException
 from litestar.response import Redirect
 
 from control_plane.console.api_routes import ApiRoutes
-from control_plane.console.pages import PAGES, PLAYGROUND, ConsolePage
+from control_plane.console.console_page import ConsolePage
+from control_plane.console.pages import PAGES, PLAYGROUND
 from control_plane.console.rendering import Renderer
 from control_plane.console.visit import HttpRequest, SignInNeeded, Visits, sign_in_path
 from control_plane.members.sessions import SignedIn

@@ -10,9 +10,10 @@ from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
+from control_plane.console.console_page import ConsolePage
 from control_plane.console.frame import Answer, Frame, RefusedForm
 from control_plane.console.in_process_api import ApiAnswer
-from control_plane.console.pages import PAGES, ConsolePage
+from control_plane.console.pages import PAGES
 from control_plane.console.visit import HttpRequest, SignInNeeded, Visit
 
 _ROLE_LACKS: Final = frozenset({"scope_missing", "admin_key_required", "tenant_key_required"})

@@ -54,7 +54,7 @@ def test_the_replay_of_a_new_key_never_shows_the_secret_and_none_is_stored(api, 
     )
     assert first["key"].startswith("tnr_live_")
     assert (again["id"], again["key"]) == (first["id"], None)
-    assert "revoke" in again["note"]
+    assert "rotate" in again["note"]
     with psycopg.connect(postgres_settings.postgres_dsn.replace("+psycopg", "")) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
         for (table,) in tables:
