@@ -10,6 +10,7 @@ from tests.fixtures.databases import temporary_database
 TENANT_PATHS = (
     *(page.path for page in PAGES if not page.is_admin), PLAYGROUND.path, "/account",
     "/usage?group_by=adapter&bucket=1d", "/adapters/faq/revisions/{rejected}", "/requests?model=unknown",
+    "/search?q=route",
 )  # fmt: skip
 ADMIN_PATHS = tuple(page.path for page in PAGES if page.is_admin)
 

@@ -186,6 +186,10 @@ class _Filling:
             join(self.api, tenant, role, name, f"{name.split()[0].lower()}@acme.example")
         invitation = {"email": "dana@acme.example", "role": "viewer"}
         self._post(f"tenants/{tenant.id}/invitations", invitation)
+        asked = self.api.anyone.post("/device-authorizations", json={"label": "ana-laptop"}).raise_for_status()
+        self.ids["code"] = asked.json()["code"]
+        owner.browser.open("/login-code")
+        owner.browser.send("Go on", code=self.ids["code"]).raise_for_status()
         return owner, admin(self.api, name="Olu Adeyemi", email="olu@tenora.example")
 
     def _adapters(self, tenant: Tenant) -> None:
@@ -199,6 +203,8 @@ class _Filling:
         self._alias(tenant, "ticket-router", "prod", {self.revisions["ticket-router"][1][0]: 100})
         self._alias(tenant, "ticket-router", "canary", {self.revisions["ticket-router"][2][0]: 100})
         tenant.http.patch("/api/v1/adapters/order-extractor", json={"pinned": False}).raise_for_status()
+        ready_revision(self.engine, tenant.adapter("old-router", self.base)["id"])
+        self.ids["revocation_id"] = tenant.http.delete("/api/v1/adapters/old-router").raise_for_status().json()["id"]
         self.ids["revision_id"] = self.revisions["ticket-router"][-1][0]
         with unit_of_work(self.engine) as session:
             for revision, _ in (each for of_one in self.revisions.values() for each in of_one):
