@@ -55,7 +55,7 @@ _ALSO_READ: Final = {
 """Rows that a tenant may read and not write."""
 
 SHARED: Final[Mapping[str, str]] = {
-    "plans": "A tenant's plan by its name; no row says who has it.",
+    "plans": "A tenant's plan by its name; no row names its tenants.",
     "plan_versions": "The limits of plans.",
     "base_models": "What adapters are trained on.",
     "base_model_names": "The names of base models.",

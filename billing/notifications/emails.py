@@ -17,7 +17,7 @@ import structlog
 from billing.notifications.event_types import EVENT_TYPES
 from billing.notifications.retries import SendResult
 from billing.notifications.settings import SmtpSettings
-from core.clock import Clock
+from core.clock import Clock, now
 from core.money import cents_to_nanos, format_usd
 
 _VALUE_LENGTH_MAX: Final = 500
@@ -79,19 +79,27 @@ def compose(
     recipient: str,
     clock: Clock,
 ) -> EmailMessage:
-    """The message for one recipient. Each attempt has the same Message-ID, by which mailboxes drop a double."""
+    """The message for one recipient."""
     kind = EVENT_TYPES[event_type]
     values = {name: _shown(name, value) for name, value in data.items()}
     footer = _FOOTER.format(notification_id=notification_id, tenant_id=tenant_id)
+    subject, text = kind.subject.format_map(values), kind.text.format_map(values) + footer
+    return plain_mail(notification_id, subject, text, sender=sender, recipient=recipient, clock=clock)
+
+
+def plain_mail(
+    mail_id: str, subject: str, text: str, *, sender: str, recipient: str, clock: Clock = now
+) -> EmailMessage:
+    """A message of plain text. Each attempt has the same Message-ID, by which mailboxes drop a double."""
     message = EmailMessage()
     message["From"] = sender
     message["To"] = recipient
-    message["Subject"] = f"[Tenora] {kind.subject.format_map(values)}"[:_SUBJECT_LENGTH_MAX]
+    message["Subject"] = f"[Tenora] {subject}"[:_SUBJECT_LENGTH_MAX]
     message["Date"] = format_datetime(clock())
-    message["Message-ID"] = f"<{notification_id}@{sender.rpartition('@')[2]}>"
+    message["Message-ID"] = f"<{mail_id}@{sender.rpartition('@')[2]}>"
     message["Auto-Submitted"] = "auto-generated"
     message["X-Auto-Response-Suppress"] = "All"
-    message.set_content(kind.text.format_map(values) + footer)
+    message.set_content(text)
     return message
 
 

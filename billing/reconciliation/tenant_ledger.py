@@ -10,6 +10,7 @@ from sqlmodel import Session, col, select
 from billing.models import LedgerAccount, LedgerEntry, LedgerTransfer
 from billing.reconciliation.views import LedgerAccountView, LedgerLegView, LedgerTransferView
 from core.db import among, total
+from core.struct_types import view_of
 
 _OTHERS: Final = "other_tenants"
 
@@ -35,12 +36,7 @@ def transfers(session: Session, tenant_id: str, *, after: str | None, limit: int
     ids = session.exec(touching.order_by(col(LedgerEntry.transfer_id).desc()).limit(limit)).all()
     found = select(LedgerTransfer).where(among(col(LedgerTransfer.id), ids)).order_by(col(LedgerTransfer.id).desc())
     legs = _legs(session, tenant_id, ids)
-    return [
-        LedgerTransferView(
-            id=row.id, kind=row.kind, invoice_id=row.invoice_id, created_at=row.created_at, legs=legs[row.id]
-        )
-        for row in session.exec(found)
-    ]
+    return [view_of(row, LedgerTransferView, legs=legs[row.id]) for row in session.exec(found)]
 
 
 def _legs(session: Session, tenant_id: str, ids: Sequence[str]) -> defaultdict[str, list[LedgerLegView]]:

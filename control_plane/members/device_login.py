@@ -2,7 +2,7 @@
 the console, and the command's next poll gets an API key.
 
 Postgres has only hashes of both codes, and the key is made in the transaction of the poll that returns it. Fails
-closed: a person who has lost the role meanwhile gives no key.
+closed: a poll makes no key for a person who has lost the role.
 """
 
 import secrets

@@ -3,14 +3,11 @@
 The link is in the API's answer as well, so a mail that does not arrive delays an invitation and loses nothing.
 """
 
-from email.message import EmailMessage
-from email.utils import format_datetime
 from typing import Final
 
-from billing.notifications.emails import EmailSender
+from billing.notifications.emails import EmailSender, plain_mail
 from billing.notifications.settings import NotificationSettings, SmtpSettings
 from control_plane.members.schemas import InvitationCreated
-from core import clock
 
 _TEXT: Final = """\
 You are invited to Tenora as {role}.
@@ -34,12 +31,6 @@ class InvitationMail:
         """Whether the mail server took the mail. False for an invitation without an address or without its link."""
         if self._sender is None or created.email is None or created.link is None:
             return False
-        message = EmailMessage()
-        message["From"] = self._sender
-        message["To"] = created.email
-        message["Subject"] = "[Tenora] You are invited"
-        message["Date"] = format_datetime(clock.now())
-        message["Message-ID"] = f"<{created.id}@{self._sender.rpartition('@')[2]}>"
-        message["Auto-Submitted"] = "auto-generated"
-        message.set_content(_TEXT.format(role=created.role, link=created.link))
-        return self._server.send(message).error is None
+        text = _TEXT.format(role=created.role, link=created.link)
+        mail = plain_mail(created.id, "You are invited", text, sender=self._sender, recipient=created.email)
+        return self._server.send(mail).error is None

@@ -10,6 +10,7 @@ from control_plane.pools.demand import reports_of_gateways
 from control_plane.pools.schemas import TenantDemandList, TenantDemandView
 from control_plane.tenants import service as tenants
 from core.contracts.demand import TenantDemand
+from core.struct_types import view_of
 
 
 def read(session: Session, redis: Redis) -> TenantDemandList:
@@ -21,17 +22,11 @@ def read(session: Session, redis: Redis) -> TenantDemandList:
         gateways=len(reports),
         gateways_without_report=sum(report is None for report in reports),
         data=[
-            TenantDemandView(
-                base_model=each.base_model,
-                tenant_id=each.tenant_id,
+            view_of(
+                each,
+                TenantDemandView,
                 tenant=names.get(each.tenant_id),
-                is_batch=each.is_batch,
                 tier=None if each.is_batch else each.tier,
-                weight=each.weight,
-                held_pages=each.held_pages,
-                waiting_pages=each.waiting_pages,
-                waiting_requests=each.waiting_requests,
-                longest_wait_ms=each.longest_wait_ms,
             )
             for each in merged
         ],

@@ -1,4 +1,4 @@
-"""Every page in a real browser, in both themes, on a phone and on a desktop: nothing is wrong with it, for anybody."""
+"""Every page in a real browser, in both themes, on a phone and on a desktop: nothing is wrong with it."""
 
 import pytest
 
