@@ -136,12 +136,16 @@ def test_a_pool_without_replicas_is_no_reason_to_change_the_request(stack, restr
 
 @pytest.fixture
 def nightly(stack) -> Iterator[Callable[..., None]]:
-    """Publishes a heartbeat of the third pool's replica."""
+    """Publishes a heartbeat of the third pool's replica. It is gone at the gateway too before the next test begins: the
+    third pool serves everything, and tests run in any order.
+    """
     yield lambda **state: beat(
         stack.client, "tiny-chat", replica_id="rep_nightly", url=stack.witnesses["rep_nightly"].url, pool="nightly",
         **state,
     )  # fmt: skip
     stack.client.zrem(redis_keys.REPLICAS, "rep_nightly")
+    stack.client.delete(redis_keys.FLEET_WANTED)
+    refused(stack, "no_pool_serves")  # the other pools still take chats alone
 
 
 def test_a_replica_that_is_not_ready_yet_is_no_reason_to_change_the_request(stack, restrict, nightly):
